@@ -1,0 +1,96 @@
+"""Ids as distinct types. A sandbox's id encodes its node, so that no table maps one to the other.
+
+Lower-case letters and digits only: an id is also a DNS label, a cgroup and a directory name.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from typing import NewType
+
+from dsec.base.errors import InvalidRequest, NotFound
+
+NodeId = NewType("NodeId", str)
+SandboxId = NewType("SandboxId", str)
+CommandId = NewType("CommandId", str)
+SessionId = NewType("SessionId", str)
+ProjectId = NewType("ProjectId", str)
+PrincipalId = NewType("PrincipalId", str)
+
+_ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"  # Crockford's base 32: nothing looks alike
+_NODE = re.compile(r"[0-9a-hjkmnp-tv-z]{4}")
+_SANDBOX = re.compile(r"sbx([0-9a-hjkmnp-tv-z]{4})[0-9a-hjkmnp-tv-z]{16}")
+_CALLER_CHOSEN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:-]{0,63}")
+
+
+def _random(length: int) -> str:
+    return "".join(secrets.choice(_ALPHABET) for _ in range(length))
+
+
+def node_id(text: str) -> NodeId:
+    """Check a node id: four characters of the id alphabet.
+
+    Raises:
+        InvalidRequest: it is not one.
+    """
+    if not _NODE.fullmatch(text):
+        raise InvalidRequest(f"node id {text!r} is not four characters of {_ALPHABET}")
+    return NodeId(text)
+
+
+def mint_sandbox_id(node: NodeId) -> SandboxId:
+    """Make a new sandbox id on a node: `sbx`, the node, 80 random bits."""
+    return SandboxId(f"sbx{node}{_random(16)}")
+
+
+def sandbox_id(text: str) -> SandboxId:
+    """Check a sandbox id.
+
+    Raises:
+        NotFound: it cannot name any sandbox.
+    """
+    if not _SANDBOX.fullmatch(text):
+        raise NotFound(f"no sandbox {text[:64]!r}: not a sandbox id", kind="sandbox")
+    return SandboxId(text)
+
+
+def node_of(sandbox: SandboxId) -> NodeId:
+    """The node a sandbox lives on, read from its id."""
+    return NodeId(sandbox[3:7])
+
+
+def mint_command_id() -> CommandId:
+    """Make a command id for a caller that gave none."""
+    return CommandId(f"cmd{_random(16)}")
+
+
+def command_id(text: str) -> CommandId:
+    """Check a caller's command id, which is also its idempotency key.
+
+    Raises:
+        InvalidRequest: not 1 to 64 of letters, digits and `_.:-`, beginning with one of the first.
+    """
+    if not _CALLER_CHOSEN.fullmatch(text):
+        raise InvalidRequest(
+            f"command id {text[:80]!r} must be 1 to 64 letters, digits or any of _ . : -"
+        )
+    return CommandId(text)
+
+
+def mint_session_id() -> SessionId:
+    """Make a session id for a caller that gave none."""
+    return SessionId(f"ses{_random(12)}")
+
+
+def session_id(text: str) -> SessionId:
+    """Check a caller's session id; same rule as `command_id`.
+
+    Raises:
+        InvalidRequest: it breaks the rule.
+    """
+    if not _CALLER_CHOSEN.fullmatch(text):
+        raise InvalidRequest(
+            f"session id {text[:80]!r} must be 1 to 64 letters, digits or any of _ . : -"
+        )
+    return SessionId(text)

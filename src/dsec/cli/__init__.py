@@ -1,0 +1,1 @@
+"""The `dsec` command, a user of the platform: sees the SDK only."""

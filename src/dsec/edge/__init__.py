@@ -1,0 +1,1 @@
+"""The node agent: admission, lifecycle, backends, snapshots. Never imports the control plane."""

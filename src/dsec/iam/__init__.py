@@ -1,0 +1,1 @@
+"""Decides who may do what: principals, keys, projects. Pure functions over given facts."""

@@ -1,0 +1,1 @@
+"""Bytes in, mountable layers out: OCI import, EROFS layers, composition. Knows no sandbox, no API."""

@@ -1,0 +1,1 @@
+"""Plumbing every process needs; knows no product noun."""

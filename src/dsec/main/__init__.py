@@ -1,0 +1,1 @@
+"""Composition roots, one per process, and the all-in-one."""

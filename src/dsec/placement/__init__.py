@@ -1,0 +1,1 @@
+"""Decides where: (fleet view, request) -> node, or an explained refusal. Pure."""

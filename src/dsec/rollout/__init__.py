@@ -1,0 +1,1 @@
+"""A user of the platform: runs recorded or live agents on tasks in sandboxes and grades them."""

@@ -1,0 +1,1 @@
+"""The only room that knows SQL: SQLite embedded, PostgreSQL for many."""

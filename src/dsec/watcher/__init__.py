@@ -1,0 +1,1 @@
+"""Polls edges; lost nodes, leases, drift. Empty until there are many edges."""

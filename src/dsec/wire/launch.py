@@ -1,0 +1,85 @@
+"""What the edge hands to `aether launch` for one sandbox. Words: spec/launch.md."""
+
+from __future__ import annotations
+
+from msgspec import Struct, field
+
+
+class CgroupDir(Struct, kw_only=True):
+    """A cgroup directory to make, and what to write into its files, in order."""
+
+    path: str
+    writes: list[tuple[str, str]] = field(default_factory=list)
+    delegate: bool = False
+    """Give the directory, its cgroup.procs and cgroup.kill to aether's host uid."""
+
+
+class LaunchSpec(Struct, kw_only=True):
+    """One sandbox to launch. All paths are host paths unless they say otherwise."""
+
+    id: str
+    hostname: str
+    uid_base: int
+    """Host id of the sandbox's uid and gid 0; ids 0 to 65534 map to a run from here, and
+    uid_base + 65535, unmapped inside, is aether's own."""
+    layers: list[str]
+    """Mounted read-only layers, topmost first, as overlayfs has it."""
+    upper: str
+    work: str
+    """Empty directories on the same file system; the launcher makes them if they are missing."""
+    socket: str
+    """Where the edge will reach aether; its directory exists and is closed to all but root."""
+    cgroups: list[CgroupDir] = field(default_factory=list)
+    """Made in order; on failure removed in reverse."""
+    agent_v2: str = ""
+    """cgroup v2 directory aether itself is born in; "" where the host has no v2 mount."""
+    work_v2: str = ""
+    """Delegated v2 directory; aether makes one child per command in it."""
+    work_v1: list[str] = field(default_factory=list)
+    """`tasks` files (cgroup v1) every command joins before it is executed."""
+    network: str = "none"
+    masked_paths: list[str] = field(default_factory=list)
+    readonly_paths: list[str] = field(default_factory=list)
+    capabilities: list[str] = field(default_factory=list)
+    """Kept in the bounding set of commands, e.g. CAP_CHOWN."""
+    seccomp: str = "default"
+    no_new_privs: bool = False
+    rlimits: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """Soft and hard, by name in lower case: nofile, core, ..."""
+    env: dict[str, str] = field(default_factory=dict)
+    """Environment every command begins with (image, then spec)."""
+    workdir: str = "/"
+    user: str = "root"
+    default_timeout_s: float = 3600.0
+    max_timeout_s: float = 86400.0
+    output_limit_bytes: int = 1 << 20
+    max_running_commands: int = 256
+
+
+class LaunchRequest(Struct, kw_only=True):
+    """Edge -> launcher."""
+
+    id: int
+    spec: LaunchSpec
+
+
+class LaunchReply(Struct, kw_only=True):
+    """Launcher -> edge. `pid` is 0 on failure; then step, path and errno say what failed."""
+
+    id: int
+    pid: int = 0
+    step: str = ""
+    path: str = ""
+    errno: int = 0
+    message: str = ""
+    micros: dict[str, int] = field(default_factory=dict)
+    """Time spent in each step, microseconds."""
+
+
+class ExitNotice(Struct, kw_only=True):
+    """Launcher -> edge, unasked: a sandbox's first process ended."""
+
+    exited: str
+    """The sandbox id."""
+    status: int
+    """Raw wait status."""

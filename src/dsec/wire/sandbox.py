@@ -1,0 +1,279 @@
+"""What is said about and to one sandbox; shared by the public API, the edge and the helper.
+
+JSON outside, MessagePack between edge and aether: the same structs. Times are seconds (wall times
+since the epoch), sizes bytes unless a name says otherwise. Unknown fields are refused in requests.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta, Struct, field
+
+from dsec.base.states import SandboxState, StopReason
+
+Backend = Literal["container", "sim", "microvm", "fullvm", "fncall"]
+Seconds = Annotated[float, Meta(gt=0, le=30 * 86400)]
+Label = Annotated[str, Meta(max_length=256)]
+
+
+class Limits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a sandbox may use; enforced from outside it."""
+
+    memory_mb: Annotated[int, Meta(ge=16, le=4 << 20)] = 2048
+    cpu_cores: Annotated[float, Meta(ge=0.01, le=1024)] = 1.0
+    pids: Annotated[int, Meta(ge=8, le=4 << 20)] = 1024
+
+
+class SandboxSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a caller asks for when creating a sandbox."""
+
+    image: Annotated[str, Meta(min_length=1, max_length=512)]
+    backend: Backend = "container"
+    limits: Limits = field(default_factory=Limits)
+    ttl_running_stop: Seconds | None = 1800.0
+    """Idle time (no command, no I/O) after which it is stopped; None = never."""
+    max_lifetime_s: Seconds | None = 86400.0
+    """Age at which it is stopped whatever it does; None = never."""
+    network_rules: dict[str, bool] = field(default_factory=dict)
+    """Service or address -> allowed. What is not allowed is denied."""
+    init_user: Annotated[str, Meta(min_length=1, max_length=256)] | None = None
+    """Default user of commands and file operations; None = the image's, else root."""
+    workdir: Annotated[str, Meta(max_length=4096)] | None = None
+    env: dict[str, str] = field(default_factory=dict)
+    hostname: Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9-]{0,62}$")] | None = None
+    labels: dict[Label, Label] = field(default_factory=dict)
+
+
+class SandboxView(Struct, kw_only=True, omit_defaults=True):
+    """What anyone allowed to may know of a sandbox."""
+
+    id: str
+    node: str
+    backend: Backend
+    image: str
+    image_digest: str = ""
+    state: SandboxState
+    created_at: float
+    limits: Limits
+    ttl_running_stop: float | None = None
+    max_lifetime_s: float | None = None
+    idle_since: float | None = None
+    ended_at: float | None = None
+    stop_reason: StopReason | None = None
+    stop_detail: str = ""
+    labels: dict[str, str] = field(default_factory=dict)
+    project: str = ""
+    warnings: list[str] = field(default_factory=list)
+    """What was asked for and is not to be had here, in words; never silently dropped."""
+
+
+class PtySize(Struct, frozen=True, forbid_unknown_fields=True):
+    """A terminal's size in characters."""
+
+    rows: Annotated[int, Meta(ge=1, le=10000)] = 24
+    cols: Annotated[int, Meta(ge=1, le=10000)] = 80
+
+
+class CommandSpec(Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """A command to run. Exactly one of `argv` and `shell`.
+
+    `shell` is run by the image's own shell (`bash -c`, else `sh -c`): the caller's business,
+    nothing of the platform depends on it. With `session`, it runs in that persistent shell.
+    """
+
+    command_id: str | None = None
+    """The caller's id and idempotency key: sending it again attaches to the same run."""
+    argv: list[str] | None = None
+    shell: str | None = None
+    session: str | None = None
+    cwd: str | None = None
+    env: dict[str, str] = field(default_factory=dict)
+    user: str | None = None
+    stdin: Literal["null", "pipe"] = "null"
+    pty: PtySize | None = None
+    timeout_s: Seconds | None = None
+    """None = the server's default (3600 s); the server's ceiling beats a larger value."""
+    output_limit_bytes: Annotated[int, Meta(ge=0, le=64 << 20)] | None = None
+    """Kept per stream, half from the head and half from the tail; None = 1 MiB."""
+
+
+class Captured(Struct, kw_only=True, omit_defaults=True):
+    """What is kept of one output stream: its head, then its tail.
+
+    `dropped_bytes` were left out between `head` and `tail`. Over JSON the bytes are base64.
+    """
+
+    head: bytes = b""
+    tail: bytes = b""
+    dropped_bytes: int = 0
+
+    def join(self) -> bytes:
+        """Head and tail in one piece, with nothing said about what is missing between them."""
+        return self.head + self.tail
+
+
+class CommandView(Struct, kw_only=True, omit_defaults=True):
+    """A command as it stands."""
+
+    command_id: str
+    argv: list[str] = field(default_factory=list)
+    """What is run; for a session's command, the one-element list of its text."""
+    session: str = ""
+    running: bool = False
+    pid: int = 0
+    started_at: float = 0.0
+    exit_code: int | None = None
+    """Exit status; 128 + signal when a signal ended it; None while it runs."""
+    signal: int | None = None
+    timed_out: bool = False
+    oom_killed: bool = False
+    killed: bool = False
+    """Ended by a kill call, not by itself."""
+    duration_s: float = 0.0
+    timeout_s: float | None = None
+    """The limit in force."""
+    session_reset: bool = False
+    """The session's shell did not survive this command; a fresh one takes its place."""
+    stdout_bytes: int = 0
+    stderr_bytes: int = 0
+    """Total produced so far, kept or not."""
+
+
+class CommandResult(CommandView, kw_only=True, omit_defaults=True):
+    """A command that has ended, with what it said."""
+
+    stdout: Captured = field(default_factory=Captured)
+    stderr: Captured = field(default_factory=Captured)
+
+
+class Output(Struct, tag_field="type", tag="output", kw_only=True):
+    """Bytes a command wrote; `offset` counts from the stream's first byte."""
+
+    stream: Literal["stdout", "stderr"]
+    offset: int
+    data: bytes
+
+
+class Gap(Struct, tag_field="type", tag="gap", kw_only=True):
+    """Bytes this reader was too slow for: the stream goes on at `offset`."""
+
+    stream: Literal["stdout", "stderr"]
+    offset: int
+    dropped_bytes: int
+
+
+class Started(Struct, tag_field="type", tag="started", kw_only=True):
+    """First event of an attached command."""
+
+    command: CommandView
+
+
+class Exited(Struct, tag_field="type", tag="exited", kw_only=True):
+    """Last event of an attached command; all output came before it."""
+
+    command: CommandView
+
+
+class Heartbeat(Struct, tag_field="type", tag="heartbeat", kw_only=True):
+    """Nothing happened, the connection is alive."""
+
+
+class StreamError(Struct, tag_field="type", tag="error", kw_only=True):
+    """The stream ends here, for this reason (an entry of the error table)."""
+
+    code: str
+    message: str
+    details: dict[str, str | int | float | bool | None] = field(default_factory=dict)
+    http_status: int = 500
+
+
+CommandEvent = Started | Output | Gap | Exited | Heartbeat | StreamError
+
+FileKind = Literal["file", "dir", "symlink", "fifo", "socket", "char", "block"]
+
+
+class FileInfo(Struct, kw_only=True, omit_defaults=True):
+    """One file. Names are bytes in Linux: `path` is UTF-8 if it can be, else `path_b64` is set."""
+
+    path: str
+    path_b64: bytes = b""
+    kind: FileKind
+    size_bytes: int = 0
+    mode: int = 0
+    """Permission bits, e.g. 0o644."""
+    uid: int = 0
+    gid: int = 0
+    user: str = ""
+    group: str = ""
+    mtime: float = 0.0
+    target: str = ""
+    """Of a symbolic link."""
+    sha256: str = ""
+    """Of what was written; only in the answer to a write."""
+
+
+class WatchEvent(Struct, tag_field="type", tag="watch", kw_only=True, omit_defaults=True):
+    """A change below a watched directory; `path` is relative to it."""
+
+    path: str
+    path_b64: bytes = b""
+    event: Literal["create", "write", "remove", "rename", "chmod", "overflow"]
+
+
+class WatchStarted(Struct, tag_field="type", tag="watching", kw_only=True):
+    """First event of a watch: changes from now on are reported."""
+
+
+WatchStreamEvent = WatchStarted | WatchEvent | Heartbeat | StreamError
+
+
+class SessionView(Struct, kw_only=True, omit_defaults=True):
+    """A persistent shell session."""
+
+    session_id: str
+    pid: int = 0
+    busy: bool = False
+    user: str = ""
+
+
+class SessionSpec(Struct, kw_only=True, forbid_unknown_fields=True):
+    """A session to open."""
+
+    session_id: str | None = None
+    cwd: str | None = None
+    env: dict[str, str] = field(default_factory=dict)
+    user: str | None = None
+    shell: Annotated[str, Meta(min_length=1)] | None = None
+    """Path of the shell; None = the image's bash, else sh."""
+
+
+class Process(Struct, kw_only=True, omit_defaults=True):
+    """A process in the sandbox, by the ids it sees itself."""
+
+    pid: int
+    ppid: int = 0
+    uid: int = 0
+    state: str = ""
+    rss_bytes: int = 0
+    cpu_s: float = 0.0
+    argv: list[str] = field(default_factory=list)
+
+
+class Usage(Struct, kw_only=True, omit_defaults=True):
+    """What a sandbox uses now, measured from outside it where the host can."""
+
+    at: float
+    cpu_s: float = 0.0
+    memory_bytes: int = 0
+    memory_peak_bytes: int = 0
+    memory_limit_bytes: int = 0
+    pids: int = 0
+    oom_kills: int = 0
+    disk_bytes: int = 0
+
+
+def encode_json(value: object) -> bytes:
+    """One message as JSON."""
+    return msgspec.json.encode(value)
