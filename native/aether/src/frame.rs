@@ -1,0 +1,1 @@
+//! Frames on the channel to the edge; words in spec/frames.md.

@@ -1,0 +1,84 @@
+//! The launch specification, as `src/dsec/wire/launch.py` writes it.
+
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+
+/// A cgroup directory to make, and what to write into its files, in order.
+#[derive(Debug, Clone, Deserialize)]
+pub(crate) struct CgroupDir {
+    pub(crate) path: String,
+    #[serde(default)]
+    pub(crate) writes: Vec<(String, String)>,
+    #[serde(default)]
+    pub(crate) delegate: bool,
+}
+
+/// One sandbox to launch; see the Python side for the meaning of each field.
+#[derive(Debug, Clone, Deserialize)]
+pub(crate) struct LaunchSpec {
+    pub(crate) id: String,
+    pub(crate) hostname: String,
+    pub(crate) uid_base: u32,
+    pub(crate) layers: Vec<String>,
+    pub(crate) upper: String,
+    pub(crate) work: String,
+    pub(crate) socket: String,
+    #[serde(default)]
+    pub(crate) cgroups: Vec<CgroupDir>,
+    #[serde(default)]
+    pub(crate) agent_v2: String,
+    #[serde(default)]
+    pub(crate) work_v2: String,
+    #[serde(default)]
+    pub(crate) work_v1: Vec<String>,
+    #[serde(default)]
+    pub(crate) network: String,
+    #[serde(default)]
+    pub(crate) masked_paths: Vec<String>,
+    #[serde(default)]
+    pub(crate) readonly_paths: Vec<String>,
+    #[serde(default)]
+    pub(crate) capabilities: Vec<String>,
+    #[serde(default)]
+    pub(crate) seccomp: String,
+    #[serde(default)]
+    pub(crate) no_new_privs: bool,
+    #[serde(default)]
+    pub(crate) rlimits: BTreeMap<String, (u64, u64)>,
+    #[serde(default)]
+    pub(crate) env: BTreeMap<String, String>,
+    #[serde(default)]
+    pub(crate) workdir: String,
+    #[serde(default)]
+    pub(crate) user: String,
+    pub(crate) default_timeout_s: f64,
+    pub(crate) max_timeout_s: f64,
+    pub(crate) output_limit_bytes: u64,
+    pub(crate) max_running_commands: u32,
+}
+
+/// Edge -> launcher.
+#[derive(Debug, Deserialize)]
+pub(crate) struct LaunchRequest {
+    pub(crate) id: u64,
+    pub(crate) spec: LaunchSpec,
+}
+
+/// Launcher -> edge; `pid` 0 means that it failed.
+#[derive(Debug, Default, Serialize)]
+pub(crate) struct LaunchReply {
+    pub(crate) id: u64,
+    pub(crate) pid: i32,
+    pub(crate) step: String,
+    pub(crate) path: String,
+    pub(crate) errno: i32,
+    pub(crate) message: String,
+    pub(crate) micros: BTreeMap<String, u64>,
+}
+
+/// Launcher -> edge, unasked.
+#[derive(Debug, Serialize)]
+pub(crate) struct ExitNotice {
+    pub(crate) exited: String,
+    pub(crate) status: i32,
+}
