@@ -1,0 +1,1 @@
+"""DSec: sandboxes for AI agents. The names here are the SDK (libdsec)."""
