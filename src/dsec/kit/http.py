@@ -360,8 +360,8 @@ def make_app(
     return RequestContext(inner, clock)
 
 
-def _endpoint(route: Route) -> Callable[[Request], Awaitable[Response]]:
-    async def endpoint(request: Request) -> Response:
+def _endpoint(route: Route) -> Handler:
+    async def endpoint(request: Request) -> Response | LateJson | Ndjson:
         try:
             return await route.handler(request)
         except Exception as exc:  # noqa: BLE001 - the HTTP boundary

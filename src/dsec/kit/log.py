@@ -12,6 +12,7 @@ import time
 from typing import Final
 
 import msgspec
+from typing_extensions import override
 
 request_id: contextvars.ContextVar[str] = contextvars.ContextVar("request_id", default="")
 sandbox_id: contextvars.ContextVar[str] = contextvars.ContextVar("sandbox_id", default="")
@@ -22,6 +23,7 @@ _STANDARD: Final = frozenset(vars(logging.makeLogRecord({})))
 class JsonLines(logging.Formatter):
     """A record as one JSON object; text from a sandbox stays inside its string."""
 
+    @override
     def format(self, record: logging.LogRecord) -> str:
         """Render one record."""
         line: dict[str, object] = {
