@@ -137,3 +137,9 @@ def test_the_verbs_of_the_read_me_exist() -> None:
     named = set(re.findall(r"\./dev (\w+)", (ROOT / "README.md").read_text()))
     assert {"demo", "test"} <= named
     assert named <= verbs
+
+
+def test_the_page_of_errors_is_fresh() -> None:
+    from tools.errors_page import PAGE, render
+
+    assert PAGE.read_text() == render(), "run ./dev gen"
