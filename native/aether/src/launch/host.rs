@@ -273,6 +273,8 @@ impl Site<'_> {
         for path in [upper, work] {
             self.upper.push(beneath::open(&parent, path, Purpose::Directory)?);
         }
+        // Closing the last descriptor of an unattached mount takes it apart under the others.
+        self.layers.push(parent);
         Ok(())
     }
 
@@ -289,7 +291,7 @@ impl Site<'_> {
     }
 
     fn fill_overlay(&self, context: &Context) -> io::Result<OwnedFd> {
-        for layer in &self.layers {
+        for layer in self.layers.iter().take(self.spec.layers.len()) {
             context.descriptor(c"lowerdir+", layer.as_fd())?;
         }
         for (key, directory) in [c"upperdir", c"workdir"].into_iter().zip(&self.upper) {
@@ -301,7 +303,12 @@ impl Site<'_> {
         }
         context.string(c"xino", c"auto")?;
         context.flag(c"volatile")?;
-        context.mount(NO_DEVICES)
+        // Overlay works in the upper directory with the credentials of this moment. Our own ids
+        // are not mapped there; all the rest of root is wanted (trusted.* attributes, devices).
+        identity::file_id(self.spec.uid_base)?;
+        let mounted = context.mount(NO_DEVICES);
+        identity::file_id(0)?;
+        mounted
     }
 
     fn map_devices(&mut self) -> io::Result<()> {
