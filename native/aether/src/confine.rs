@@ -156,17 +156,17 @@ const DENIED_HERE: &[libc::c_long] = &[libc::SYS_iopl, libc::SYS_ioperm];
 #[cfg(not(target_arch = "x86_64"))]
 const DENIED_HERE: &[libc::c_long] = &[];
 
-/// CLONE_NEW*: mount, cgroup, uts, ipc, user, pid, net.
+/// `CLONE_NEW*`: mount, cgroup, uts, ipc, user, pid, net.
 const NEW_NAMESPACES: [u64; 7] =
     [0x0002_0000, 0x0200_0000, 0x0400_0000, 0x0800_0000, 0x1000_0000, 0x2000_0000, 0x4000_0000];
-/// CLONE_NEWTIME; for clone() the same bit belongs to the exit signal.
+/// `CLONE_NEWTIME`; for clone the same bit belongs to the exit signal.
 const NEW_TIME: u64 = 0x80;
 
-/// Typing for another process on a shared terminal (TIOCSTI, TIOCLINUX), and exchanging the data
+/// Typing for another process on a shared terminal (`TIOCSTI`, `TIOCLINUX`), and exchanging the data
 /// of two files behind the back of the overlay (XFS swap and exchange, ext4 move).
 const DENIED_IOCTLS: [u64; 5] = [0x5412, 0x541c, 0xc0c0_586d, 0x4028_5881, 0xc028_660f];
 
-/// AF_ALG, AF_VSOCK: the kernel's own crypto, and the hypervisor; neither is namespaced.
+/// `AF_ALG`, `AF_VSOCK`: the kernel's own crypto, and the hypervisor; neither is namespaced.
 const DENIED_FAMILIES: [u64; 2] = [38, 40];
 
 fn any_of(

@@ -11,7 +11,7 @@ use crate::sys::{beneath, caps, identity, namespace};
 use std::ffi::CStr;
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 
 /// The launcher's surroundings.
 #[derive(Debug)]
@@ -47,7 +47,7 @@ impl Ground {
         mount::make_private().at("make private", "/")?;
         let root = make_root().at("make template root", "/")?;
         let template = File::open("/proc/self/ns/mnt").at("open namespace", "/proc/self/ns/mnt")?;
-        enter(root).at("enter template", "/")?;
+        enter(&root).at("enter template", "/")?;
         namespace::enter_mounts(&host).at("return to host", "/")?;
         Ok(Self { host, template })
     }
@@ -80,12 +80,12 @@ fn fill_devices(dev: &OwnedFd) -> io::Result<()> {
     Ok(())
 }
 
-fn enter(root: OwnedFd) -> io::Result<()> {
-    mount::attach(&root, beneath::open(File::open("/")?, "/", beneath::Purpose::Directory)?)?;
+fn enter(root: &OwnedFd) -> io::Result<()> {
+    mount::attach(root, beneath::open(File::open("/")?, "/", beneath::Purpose::Directory)?)?;
     for (kind, place) in [(c"proc", "proc"), (c"sysfs", "sys")] {
         let made = Context::open(kind)?.mount(NO_SUID | NO_DEVICES | NO_EXEC)?;
-        mount::attach(made, beneath::open(&root, place, beneath::Purpose::Directory)?)?;
+        mount::attach(made, beneath::open(root, place, beneath::Purpose::Directory)?)?;
     }
-    mount::restrict(&root, READ_ONLY, None)?;
-    mount::pivot(root.as_fd())
+    mount::restrict(root, READ_ONLY, None)?;
+    mount::pivot(root)
 }

@@ -63,11 +63,7 @@ struct Site<'a> {
 }
 
 /// Do the plan. In the new process this does not return.
-pub(super) fn launch(
-    ground: &Ground,
-    spec: &LaunchSpec,
-    plan: &Plan,
-) -> Result<Launched, Report> {
+pub(super) fn launch(ground: &Ground, spec: &LaunchSpec, plan: &Plan) -> Result<Launched, Report> {
     let begun = Instant::now();
     let confinement = Confinement::from_spec(spec)?;
     let mut site = Site {
@@ -104,7 +100,9 @@ pub(super) fn launch(
 impl Site<'_> {
     fn execute(&mut self, step: &HostStep) -> Result<(), Report> {
         let done = match step {
-            HostStep::MakeCgroup { path, writes, owner } => self.make_cgroup(path, writes, *owner)?,
+            HostStep::MakeCgroup { path, writes, owner } => {
+                self.make_cgroup(path, writes, *owner)?
+            }
             HostStep::MakeDirectory { path } => self.make_directory(path),
             HostStep::Listen { socket } => self.listen(socket),
             HostStep::OpenGroups { work_v2, work_v1 } => self.open_groups(work_v2, work_v1)?,
@@ -126,7 +124,7 @@ impl Site<'_> {
         writes: &[(String, String)],
         owner: Option<u32>,
     ) -> Result<io::Result<()>, StepError> {
-        fs::create_dir(path).at("make cgroup", path)?;
+        make_empty_cgroup(path).at("make cgroup", path)?;
         self.made.push(Made::Cgroup(path.to_owned()));
         for (file, text) in writes {
             let file = format!("{path}/{file}");
@@ -135,7 +133,9 @@ impl Site<'_> {
             written.at("write cgroup", format!("{file} {text:?}"))?;
         }
         if let Some(owner) = owner {
-            for file in ["", "/cgroup.procs", "/cgroup.threads", "/cgroup.subtree_control", "/cgroup.kill"] {
+            for file in
+                ["", "/cgroup.procs", "/cgroup.threads", "/cgroup.subtree_control", "/cgroup.kill"]
+            {
                 let file = format!("{path}{file}");
                 give(&file, owner).at("delegate cgroup", file)?;
             }
@@ -221,8 +221,8 @@ impl Site<'_> {
 
     /// Back to root in the host's mounts. A launcher that cannot is of no use to anybody.
     fn go_home(&self) {
-        let home = identity::become_id(0, &[])
-            .and_then(|()| namespace::enter_mounts(&self.ground.host));
+        let home =
+            identity::become_id(0, &[]).and_then(|()| namespace::enter_mounts(&self.ground.host));
         if let Err(error) = home {
             eprint_line(&format!("aether launch: cannot return to the host: {error}"));
             reap::exit_now(71);
@@ -301,6 +301,7 @@ impl Site<'_> {
         for (key, value) in [(c"redirect_dir", c"off"), (c"index", c"off"), (c"metacopy", c"off")] {
             context.string(key, value)?;
         }
+        context.string(c"source", c"overlay")?;
         context.string(c"xino", c"auto")?;
         context.flag(c"volatile")?;
         // Overlay works in the upper directory with the credentials of this moment. Our own ids
@@ -325,26 +326,34 @@ impl Site<'_> {
     }
 
     fn await_ready(&mut self) -> Result<io::Result<()>, Report> {
-        let report = self.hear().at("await ready", &self.spec.id)?;
-        if !report.step.is_empty() {
-            return Err(report);
+        let mut bytes = [0; 8192];
+        let Some(length) = self.hear(&mut bytes).at("await ready", &self.spec.id)? else {
+            return Err(self.lost(libc::ETIMEDOUT, "child silent"));
+        };
+        let heard = rmp_serde::from_slice::<Report>(bytes.get(..length).unwrap_or_default());
+        match heard {
+            Ok(report) if report.step.is_empty() => self.watch.micros.extend(report.micros),
+            Ok(report) => return Err(report),
+            Err(_) => return Err(self.lost(libc::EPIPE, "child died without a word")),
         }
-        self.watch.micros.extend(report.micros);
         Ok(Ok(()))
     }
 
-    fn hear(&self) -> io::Result<Report> {
+    /// The length of the child's message; `None` if it says nothing.
+    fn hear(&self, bytes: &mut [u8]) -> io::Result<Option<usize>> {
         let Some(channel) = &self.channel else {
             return Err(io::Error::from_raw_os_error(libc::EBADF));
         };
         if fdpass::wait_readable([channel.as_fd()], SILENCE_MS)? == [false] {
-            return Err(io::Error::from_raw_os_error(libc::ETIMEDOUT));
+            return Ok(None);
         }
-        let mut bytes = [0; 8192];
-        let (length, _) = fdpass::receive(channel.as_fd(), &mut bytes)?;
-        let bytes = bytes.get(..length).unwrap_or_default();
-        // Nothing, or nonsense: it died before it could say why.
-        rmp_serde::from_slice(bytes).map_err(|_| io::Error::from_raw_os_error(libc::EPIPE))
+        fdpass::receive(channel.as_fd(), bytes).map(|(length, _)| Some(length))
+    }
+
+    fn lost(&self, errno: i32, why: &str) -> Report {
+        let (step, path) = ("await ready".to_owned(), self.spec.id.clone());
+        let message = format!("{step} {path}: {why}");
+        Report { step, path, errno, message, micros: BTreeMap::new() }
     }
 
     fn undo(&mut self) {
@@ -371,6 +380,17 @@ impl Made {
                 Ok(())
             }
         }
+    }
+}
+
+/// One that is left over is used anew only if nothing is in it: the kernel removes no other.
+fn make_empty_cgroup(path: &str) -> io::Result<()> {
+    match fs::create_dir(path) {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+            fs::remove_dir(path).map_err(|_| error)?;
+            fs::create_dir(path)
+        }
+        done => done,
     }
 }
 

@@ -53,9 +53,8 @@ pub(super) fn run(arrival: Arrival<'_>) -> ! {
     let failed = built.is_err();
     let mut report = built.map_or_else(Report::from, |()| Report::default());
     report.micros = watch.micros;
-    let told = rmp_serde::to_vec_named(&report).is_ok_and(|bytes| {
-        fdpass::send(arrival.channel.as_fd(), &bytes, &[]).is_ok()
-    });
+    let told = rmp_serde::to_vec_named(&report)
+        .is_ok_and(|bytes| fdpass::send(arrival.channel.as_fd(), &bytes, &[]).is_ok());
     if failed || !told {
         reap::exit_now(70);
     }
@@ -142,6 +141,7 @@ impl<'a> Site<'a> {
     fn mount(&self, what: &FileSystem, at: &str) -> io::Result<()> {
         let place = self.place(at)?;
         let context = Context::open(what.kind)?;
+        context.string(c"source", what.source)?;
         for (key, value) in what.options {
             context.string(key, value)?;
         }
@@ -177,7 +177,10 @@ impl<'a> Site<'a> {
             mount::attach(&made, beneath::open(File::open("/")?, "dev", Purpose::Directory)?)?;
             self.empty = Some(made);
         }
-        self.empty.as_ref().map(AsFd::as_fd).ok_or_else(|| io::Error::from_raw_os_error(libc::EBADF))
+        self.empty
+            .as_ref()
+            .map(AsFd::as_fd)
+            .ok_or_else(|| io::Error::from_raw_os_error(libc::EBADF))
     }
 
     fn make_read_only(&self, path: &str) -> io::Result<()> {
@@ -233,6 +236,7 @@ fn existing(opened: io::Result<OwnedFd>) -> io::Result<Option<OwnedFd>> {
 
 fn start_session() -> io::Result<()> {
     namespace::new_session()?;
+    namespace::new_keyring()?;
     namespace::set_umask(0o022);
     reap::unblock_signals()?;
     namespace::set_name(c"aether")

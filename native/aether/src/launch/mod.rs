@@ -35,7 +35,7 @@ pub(crate) fn main(mut args: impl Iterator<Item = String>) -> ExitCode {
 fn print_plan() -> ExitCode {
     match read_plan() {
         Ok(plan) => {
-            plan::describe(&plan).iter().for_each(|line| print_line(line));
+            print_line(&plan::describe(&plan).join("\n"));
             ExitCode::SUCCESS
         }
         Err(error) => {

@@ -3,7 +3,6 @@
 
 use crate::error::StepError;
 use crate::spec::{CgroupDir, LaunchSpec};
-use crate::sys::beneath;
 use crate::sys::mount::{NO_DEVICES, NO_EXEC, NO_SUID, READ_ONLY};
 use std::ffi::CStr;
 use std::io;
@@ -58,25 +57,32 @@ pub(crate) enum InsideStep {
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct FileSystem {
     pub(crate) kind: &'static CStr,
+    /// What listings of mounts call it.
+    pub(crate) source: &'static CStr,
     pub(crate) options: &'static [(&'static CStr, &'static CStr)],
     pub(crate) attributes: u64,
 }
 
 const QUIET: u64 = NO_SUID | NO_DEVICES | NO_EXEC;
 
-static PROC: FileSystem = FileSystem { kind: c"proc", options: &[], attributes: QUIET };
-static SYS: FileSystem = FileSystem { kind: c"sysfs", options: &[], attributes: QUIET | READ_ONLY };
+static PROC: FileSystem =
+    FileSystem { kind: c"proc", source: c"proc", options: &[], attributes: QUIET };
+static SYS: FileSystem =
+    FileSystem { kind: c"sysfs", source: c"sysfs", options: &[], attributes: QUIET | READ_ONLY };
 static PTS: FileSystem = FileSystem {
     kind: c"devpts",
+    source: c"devpts",
     options: &[(c"mode", c"0620"), (c"ptmxmode", c"0666"), (c"gid", c"5")],
     attributes: NO_SUID | NO_EXEC,
 };
 static SHM: FileSystem = FileSystem {
     kind: c"tmpfs",
-    options: &[(c"source", c"shm"), (c"size", c"64m"), (c"mode", c"1777")],
+    source: c"shm",
+    options: &[(c"size", c"64m"), (c"mode", c"1777")],
     attributes: QUIET,
 };
-static MQUEUE: FileSystem = FileSystem { kind: c"mqueue", options: &[], attributes: QUIET };
+static MQUEUE: FileSystem =
+    FileSystem { kind: c"mqueue", source: c"mqueue", options: &[], attributes: QUIET };
 
 /// Directories every sandbox has, with their mode should the image lack them.
 const DIRECTORIES: [(&str, u32); 5] =
@@ -128,7 +134,7 @@ fn inside_steps(spec: &LaunchSpec) -> Vec<InsideStep> {
     let read_only = |path: &String| InsideStep::MakeReadOnly { path: path.clone() };
     steps.extend(spec.readonly_paths.iter().map(read_only));
     steps.extend(spec.masked_paths.iter().map(|path| InsideStep::Mask { path: path.clone() }));
-    steps.extend(texts(spec).map(|(name, text)| InsideStep::WriteIfMissing {
+    steps.extend(texts(spec).into_iter().map(|(name, text)| InsideStep::WriteIfMissing {
         directory: "etc",
         name,
         text,
@@ -144,14 +150,17 @@ fn inside_steps(spec: &LaunchSpec) -> Vec<InsideStep> {
     steps
 }
 
-fn texts(spec: &LaunchSpec) -> [(&'static str, String); 3] {
+fn texts(spec: &LaunchSpec) -> Vec<(&'static str, String)> {
     let name = &spec.hostname;
-    [
+    let mut texts = vec![
         ("hostname", format!("{name}\n")),
         ("hosts", format!("127.0.0.1\tlocalhost\n::1\tlocalhost\n127.0.1.1\t{name}\n")),
+    ];
+    if spec.network == "none" {
         // What the C library assumes without the file; there are programs that insist on it.
-        ("resolv.conf", "nameserver 127.0.0.1\n".to_owned()),
-    ]
+        texts.push(("resolv.conf", "nameserver 127.0.0.1\n".to_owned()));
+    }
+    texts
 }
 
 fn refuse(path: &str, why: &str) -> StepError {
@@ -220,11 +229,12 @@ impl HostStep {
     /// The path a failure is about.
     pub(crate) fn path(&self) -> &str {
         match self {
-            Self::MakeCgroup { path, .. } | Self::MakeDirectory { path } => path,
+            Self::MakeCgroup { path, .. }
+            | Self::MakeDirectory { path }
+            | Self::CopyLayer { path } => path,
             Self::Listen { socket } => socket,
             Self::OpenGroups { work_v2, .. } => work_v2,
             Self::Clone { agent_v2, .. } => agent_v2,
-            Self::CopyLayer { path } => path,
             Self::CopyUpper { parent, .. } => parent,
             Self::MountOverlay { .. } => "/",
             Self::MapDevices => "/dev",
@@ -334,8 +344,101 @@ pub(crate) fn describe(plan: &Plan) -> Vec<String> {
     host.chain(inside).collect()
 }
 
-/// Split a path below the root into its directory and its last name.
-pub(crate) fn split(path: &str) -> (&str, &str) {
-    let path = beneath::relative(path);
-    path.rsplit_once('/').unwrap_or((".", path))
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn spec() -> LaunchSpec {
+        LaunchSpec {
+            id: "sbx_1".into(),
+            hostname: "box".into(),
+            uid_base: 0x20_0000,
+            layers: vec!["/layers/top".into(), "/layers/base".into()],
+            upper: "/boxes/1/upper".into(),
+            work: "/boxes/1/work".into(),
+            socket: "/boxes/1/socket".into(),
+            cgroups: vec![CgroupDir {
+                path: "/cg/1".into(),
+                writes: vec![("pids.max".into(), "9".into())],
+                delegate: true,
+            }],
+            agent_v2: "/cg/1".into(),
+            work_v2: "/cg/1".into(),
+            work_v1: Vec::new(),
+            network: "none".into(),
+            masked_paths: vec!["/proc/kcore".into()],
+            readonly_paths: vec!["/proc/sys".into()],
+            capabilities: Vec::new(),
+            seccomp: "default".into(),
+            no_new_privs: false,
+            rlimits: std::collections::BTreeMap::new(),
+            env: std::collections::BTreeMap::new(),
+            workdir: "/".into(),
+            user: "root".into(),
+            default_timeout_s: 1.0,
+            max_timeout_s: 1.0,
+            output_limit_bytes: 1,
+            max_running_commands: 1,
+        }
+    }
+
+    fn place_of(lines: &[String], start: &str) -> Option<usize> {
+        lines.iter().position(|line| line.contains(start))
+    }
+
+    fn lines(spec: &LaunchSpec) -> Vec<String> {
+        plan(spec).map(|plan| describe(&plan)).unwrap_or_default()
+    }
+
+    #[test]
+    fn steps_come_in_the_order_the_kernel_wants() {
+        let lines = lines(&spec());
+        let order = [
+            "make cgroup /cg/1 pids.max=9, owned by 2162687",
+            "listen on /boxes/1/socket",
+            "clone as 2162687 into cgroup \"/cg/1\"",
+            "map ids 0-65534 to 2097152-",
+            "copy layer /layers/top",
+            "copy layer /layers/base",
+            "copy /boxes/1, owners mapped; upper upper, work work",
+            "attach root",
+            "mount proc on /proc",
+            "forbid user namespaces",
+            "make read-only /proc/sys",
+            "mask /proc/kcore",
+            "enter root",
+            "close descriptors",
+            "drop capabilities",
+        ];
+        let places: Vec<_> = order.iter().map(|start| place_of(&lines, start)).collect();
+        assert!(places.iter().all(Option::is_some), "{places:?} in {lines:#?}");
+        assert!(places.is_sorted(), "{places:?} in {lines:#?}");
+    }
+
+    #[test]
+    fn what_cannot_be_launched_safely_is_refused() {
+        let refused = |change: fn(&mut LaunchSpec)| {
+            let mut spec = spec();
+            change(&mut spec);
+            plan(&spec).is_err()
+        };
+        assert!(!refused(|_| ()));
+        assert!(refused(|spec| spec.uid_base = 0));
+        assert!(refused(|spec| spec.uid_base = u32::MAX - IDS_INSIDE));
+        assert!(refused(|spec| spec.layers.clear()));
+        assert!(refused(|spec| spec.hostname = "x".repeat(65)));
+        assert!(refused(|spec| spec.upper = "boxes/upper".into()));
+        assert!(refused(|spec| spec.masked_paths = vec!["/proc/../etc".into()]));
+    }
+
+    #[test]
+    fn upper_and_work_share_their_deepest_parent() {
+        let parts = |upper, work| common_parent(upper, work);
+        let whole = |parent: &str, upper: &str, work: &str| {
+            (parent.to_owned(), upper.to_owned(), work.to_owned())
+        };
+        assert_eq!(parts("/a/b/upper", "/a/b/work"), whole("/a/b", "upper", "work"));
+        assert_eq!(parts("/a/u/1", "/a/w/1"), whole("/a", "u/1", "w/1"));
+        assert_eq!(parts("/u", "/w"), whole("/", "u", "w"));
+    }
 }

@@ -5,13 +5,15 @@ use super::report::Report;
 use super::{host, plan, BAD_INPUT};
 use crate::spec::{ExitNotice, LaunchReply, LaunchRequest};
 use crate::sys::io::eprint_line;
-use crate::sys::{fdpass, reap};
+use crate::sys::{fdpass, namespace, reap};
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
+use std::ffi::OsStr;
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::process::ExitCode;
+use std::os::unix::process::CommandExt;
+use std::process::{Command, ExitCode};
 
 /// Where the edge left its socket.
 const EDGE: i32 = 3;
@@ -27,6 +29,18 @@ struct Server {
     running: HashMap<i32, String>,
 }
 
+/// A sandbox's first process is a copy of our memory, so the secrets of one sandbox must be gone
+/// from it before the next is made.
+fn forget(secrets: impl Iterator<Item = String>) {
+    secrets.map(String::into_bytes).for_each(|mut secret| erase(&mut secret));
+}
+
+fn erase(bytes: &mut [u8]) {
+    bytes.fill(0);
+    // Else the compiler leaves out writes to memory that nobody reads again.
+    std::hint::black_box(bytes);
+}
+
 /// Just enough to answer a request that cannot be read.
 #[derive(Debug, Deserialize)]
 struct Asked {
@@ -35,10 +49,16 @@ struct Asked {
 
 /// Serve until the edge closes its end.
 pub(super) fn main() -> ExitCode {
+    if let Some(error) = shed() {
+        eprint_line(&format!("aether launch: cannot start anew: {error}"));
+        return ExitCode::from(71);
+    }
     let edge = match fdpass::inherit_stream(EDGE) {
         Ok(edge) => edge,
         Err(error) => {
-            eprint_line(&format!("aether launch: descriptor 3 must be a Unix stream socket: {error}"));
+            eprint_line(&format!(
+                "aether launch: descriptor 3 must be a Unix stream socket: {error}"
+            ));
             return ExitCode::from(BAD_INPUT);
         }
     };
@@ -49,9 +69,8 @@ pub(super) fn main() -> ExitCode {
             return ExitCode::from(71);
         }
     };
-    let served = reap::child_signals().and_then(|signals| {
-        Server { edge, signals, ground, running: HashMap::new() }.serve()
-    });
+    let served = reap::child_signals()
+        .and_then(|signals| Server { edge, signals, ground, running: HashMap::new() }.serve());
     match served {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) if edge_is_gone(&error) => ExitCode::SUCCESS,
@@ -60,6 +79,21 @@ pub(super) fn main() -> ExitCode {
             ExitCode::from(BAD_INPUT)
         }
     }
+}
+
+/// Start again without our arguments and environment, unless that is done: PID 1 of a sandbox is a
+/// copy of this process, and everybody inside can read its command line.
+fn shed() -> Option<io::Error> {
+    const NAME: &str = "aether";
+    let for_tests =
+        |name: &OsStr| cfg!(debug_assertions) && name.to_string_lossy().starts_with("AETHER_");
+    let kept: Vec<_> = std::env::vars_os().filter(|(name, _)| for_tests(name)).collect();
+    let shed = std::env::vars_os().count() == kept.len();
+    if shed && std::env::args_os().next().is_some_and(|name| name == NAME) {
+        return namespace::set_name(c"aether-launch").err();
+    }
+    let mut again = Command::new("/proc/self/exe");
+    Some(again.arg0(NAME).arg("launch").env_clear().envs(kept).exec())
 }
 
 fn edge_is_gone(error: &io::Error) -> bool {
@@ -77,8 +111,9 @@ impl Server {
                 self.reap()?;
             }
             if asked {
-                let Some(request) = self.read()? else { return Ok(()) };
+                let Some(mut request) = self.read()? else { return Ok(()) };
                 self.answer(&request)?;
+                erase(&mut request);
             }
         }
     }
@@ -94,7 +129,7 @@ impl Server {
 
     fn answer(&mut self, request: &[u8]) -> io::Result<()> {
         let reply = match rmp_serde::from_slice::<LaunchRequest>(request) {
-            Ok(request) => self.launch(&request),
+            Ok(request) => self.launch(request),
             Err(error) => {
                 let unreadable = |_| io::Error::new(io::ErrorKind::InvalidData, error.to_string());
                 let id = rmp_serde::from_slice::<Asked>(request).map_err(unreadable)?.id;
@@ -106,12 +141,12 @@ impl Server {
         self.write(&reply)
     }
 
-    fn launch(&mut self, request: &LaunchRequest) -> LaunchReply {
-        let LaunchRequest { id, spec } = request;
+    fn launch(&mut self, request: LaunchRequest) -> LaunchReply {
+        let LaunchRequest { id, spec } = &request;
         let launched = plan::plan(spec)
             .map_err(Report::from)
             .and_then(|plan| host::launch(&self.ground, spec, &plan));
-        match launched {
+        let reply = match launched {
             Ok(host::Launched { pid, micros }) => {
                 self.running.insert(pid, spec.id.clone());
                 LaunchReply { id: *id, pid, micros, ..LaunchReply::default() }
@@ -119,7 +154,9 @@ impl Server {
             Err(Report { step, path, errno, message, micros }) => {
                 LaunchReply { id: *id, pid: 0, step, path, errno, message, micros }
             }
-        }
+        };
+        forget(request.spec.env.into_values());
+        reply
     }
 
     /// One request; `None` when the edge has closed its end.

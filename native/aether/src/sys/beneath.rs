@@ -90,7 +90,12 @@ pub(crate) fn make_directory(parent: impl AsFd, name: &str, mode: u32) -> io::Re
 }
 
 /// Make a character device node.
-pub(crate) fn make_device(parent: impl AsFd, name: &CStr, major: u32, minor: u32) -> io::Result<()> {
+pub(crate) fn make_device(
+    parent: impl AsFd,
+    name: &CStr,
+    major: u32,
+    minor: u32,
+) -> io::Result<()> {
     let parent = parent.as_fd().as_raw_fd();
     let device = libc::makedev(major, minor);
     // SAFETY: the name is a C string that lives through the call.

@@ -3,8 +3,6 @@
 use super::kernel::{check, check_long};
 use std::io;
 
-pub(crate) const SETPCAP: u64 = 1 << 8;
-
 /// Kernel names in the order of their numbers.
 const NAMES: [&str; 41] = [
     "CAP_CHOWN",

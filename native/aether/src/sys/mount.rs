@@ -51,8 +51,9 @@ impl Context {
         let (context, value) = (self.0.as_raw_fd(), value.as_raw_fd());
         let none = std::ptr::null::<libc::c_char>();
         // SAFETY: the key is a C string that lives through the call; the value is a descriptor.
-        let answer =
-            unsafe { libc::syscall(libc::SYS_fsconfig, context, SET_FD, key.as_ptr(), none, value) };
+        let answer = unsafe {
+            libc::syscall(libc::SYS_fsconfig, context, SET_FD, key.as_ptr(), none, value)
+        };
         check_long(answer).map(drop)
     }
 

@@ -1,6 +1,6 @@
 //! Namespaces and what is set once in each: host name, loopback, session.
 
-use super::kernel::{check, owned};
+use super::kernel::{check, check_long, owned};
 use std::ffi::CStr;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
@@ -50,6 +50,18 @@ pub(crate) fn loopback_up() -> io::Result<()> {
 pub(crate) fn new_session() -> io::Result<()> {
     // SAFETY: no arguments.
     check(unsafe { libc::setsid() }).map(drop)
+}
+
+/// A session keyring of its own: the launcher's is not the sandbox's business.
+pub(crate) fn new_keyring() -> io::Result<()> {
+    const JOIN: libc::c_int = 1;
+    let anonymous = std::ptr::null::<libc::c_char>();
+    // SAFETY: a null name asks for a new keyring without one.
+    match check_long(unsafe { libc::syscall(libc::SYS_keyctl, JOIN, anonymous) }) {
+        // A kernel without keyrings.
+        Err(error) if error.raw_os_error() == Some(libc::ENOSYS) => Ok(()),
+        done => done.map(drop),
+    }
 }
 
 /// The name of this process in listings.
