@@ -2,4 +2,14 @@
 //! cannot be mixed up. A SAFETY note says which requirement holds and why.
 #![expect(unsafe_code, reason = "system calls")]
 
+pub(crate) mod beneath;
+pub(crate) mod caps;
+pub(crate) mod clone;
+pub(crate) mod fdpass;
+pub(crate) mod identity;
 pub(crate) mod io;
+mod kernel;
+pub(crate) mod mount;
+pub(crate) mod namespace;
+pub(crate) mod reap;
+pub(crate) mod seccomp;

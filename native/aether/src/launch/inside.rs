@@ -1,0 +1,250 @@
+//! The new process's part: PID 1 of new namespaces, until it serves. It is a copy of the launcher
+//! with one thread; everything here is done once, in order, and a failure is told and is the end.
+
+use super::plan::{self, FileSystem, InsideStep};
+use super::report::{Report, Stopwatch};
+use super::trip;
+use crate::confine::Confinement;
+use crate::error::{AtStep, StepError};
+use crate::serve::{self, Handover};
+use crate::spec::LaunchSpec;
+use crate::sys::beneath::{self, Kind, Purpose};
+use crate::sys::mount::{self, Context, NO_DEVICES, NO_EXEC, NO_SUID, READ_ONLY};
+use crate::sys::{caps, fdpass, identity, namespace, reap};
+use std::fs::{File, OpenOptions};
+use std::io::{self, Write};
+use std::mem::ManuallyDrop;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::Instant;
+
+/// What the clone brings along.
+#[derive(Debug)]
+pub(super) struct Arrival<'a> {
+    pub(super) spec: LaunchSpec,
+    pub(super) steps: &'a [InsideStep],
+    pub(super) confinement: Confinement,
+    pub(super) listener: OwnedFd,
+    pub(super) channel: OwnedFd,
+    pub(super) work_v2: Option<OwnedFd>,
+    pub(super) work_v1: Vec<OwnedFd>,
+}
+
+/// What serving needs: to give files away and to read and write anybody's (`CHOWN`, `DAC_*`,
+/// `FOWNER`, `FSETID`, `SETFCAP`), to start commands as anybody with bounded rights (`SETGID`,
+/// `SETUID`, `SETPCAP`), to end them (`KILL`), and `SYS_ADMIN` for their seccomp filter and cgroup
+/// namespace.
+const KEPT: [&str; 11] = [
+    "CAP_CHOWN",
+    "CAP_DAC_OVERRIDE",
+    "CAP_DAC_READ_SEARCH",
+    "CAP_FOWNER",
+    "CAP_FSETID",
+    "CAP_KILL",
+    "CAP_SETGID",
+    "CAP_SETUID",
+    "CAP_SETPCAP",
+    "CAP_SYS_ADMIN",
+    "CAP_SETFCAP",
+];
+
+/// Build the sandbox around this process, say so, serve.
+pub(super) fn run(arrival: Arrival<'_>) -> ! {
+    let mut watch = Stopwatch::default();
+    let built = build(&arrival, &mut watch);
+    let failed = built.is_err();
+    let mut report = built.map_or_else(Report::from, |()| Report::default());
+    report.micros = watch.micros;
+    let told = rmp_serde::to_vec_named(&report)
+        .is_ok_and(|bytes| fdpass::send(arrival.channel.as_fd(), &bytes, &[]).is_ok());
+    if failed || !told {
+        reap::exit_now(70);
+    }
+    let Arrival { spec, confinement, listener, channel, work_v2, work_v1, .. } = arrival;
+    drop(channel);
+    serve::run(Handover { spec, confinement, listener, work_v2, work_v1 })
+}
+
+fn build(arrival: &Arrival<'_>, watch: &mut Stopwatch) -> Result<(), StepError> {
+    let since = Instant::now();
+    // Never dropped: one of the steps closes what it owns, by number.
+    let mut site = ManuallyDrop::new(Site::arrive(arrival).at("receive mounts", "")?);
+    watch.add("receive mounts", since);
+    for step in arrival.steps {
+        let since = Instant::now();
+        trip::over(step.name()).and_then(|()| site.execute(step)).at(step.name(), step.path())?;
+        watch.add(step.name(), since);
+    }
+    Ok(())
+}
+
+struct Site<'a> {
+    arrival: &'a Arrival<'a>,
+    root: OwnedFd,
+    devices: OwnedFd,
+    empty: Option<OwnedFd>,
+}
+
+impl<'a> Site<'a> {
+    /// Wait for the mounts; they come when the id map is written.
+    fn arrive(arrival: &'a Arrival<'a>) -> io::Result<Self> {
+        let mut bytes = [0; 16];
+        let (_, descriptors) = fdpass::receive(arrival.channel.as_fd(), &mut bytes)?;
+        let mut descriptors = descriptors.into_iter();
+        let (Some(root), Some(devices)) = (descriptors.next(), descriptors.next()) else {
+            return Err(io::Error::from_raw_os_error(libc::EPIPE));
+        };
+        // Files made from here on belong to root inside. The other ids stay aether's, which are
+        // not mapped, and by them the kernel decides who may touch this process.
+        identity::file_id(0)?;
+        namespace::set_umask(0);
+        Ok(Self { arrival, root, devices, empty: None })
+    }
+
+    fn execute(&mut self, step: &InsideStep) -> io::Result<()> {
+        match step {
+            InsideStep::AttachRoot => self.attach_root(),
+            InsideStep::MakeDirectory { path, mode } => self.make_directory(path, *mode),
+            InsideStep::Mount { what, at } => self.mount(what, at),
+            InsideStep::AttachDevices => mount::attach(&self.devices, self.place("dev")?),
+            InsideStep::NoUserNamespaces => self.forbid_user_namespaces(),
+            InsideStep::Mask { path } => self.mask(path),
+            InsideStep::MakeReadOnly { path } => self.make_read_only(path),
+            InsideStep::WriteIfMissing { directory, name, text } => {
+                self.write_if_missing(directory, name, text)
+            }
+            InsideStep::EnterRoot => mount::pivot(&self.root),
+            InsideStep::SetHostname { name } => namespace::set_hostname(name),
+            InsideStep::LoopbackUp => namespace::loopback_up(),
+            InsideStep::StartSession => start_session(),
+            InsideStep::CloseDescriptors => self.close_descriptors(),
+            InsideStep::DropCapabilities => drop_capabilities(),
+        }
+    }
+
+    fn attach_root(&self) -> io::Result<()> {
+        let place = beneath::open(File::open("/")?, "newroot", Purpose::Directory)?;
+        mount::attach(&self.root, place)
+    }
+
+    /// A mount point in the image's own tree: a directory, reached without symbolic links.
+    fn place(&self, path: &str) -> io::Result<OwnedFd> {
+        beneath::open(&self.root, path, Purpose::Directory)
+    }
+
+    fn make_directory(&self, path: &str, mode: u32) -> io::Result<()> {
+        match beneath::look(&self.root, path)? {
+            None => beneath::make_directory(&self.root, path, mode),
+            Some(Kind::Directory) => Ok(()),
+            Some(Kind::Link) => Err(io::Error::from_raw_os_error(libc::ELOOP)),
+            Some(_) => Err(io::Error::from_raw_os_error(libc::ENOTDIR)),
+        }
+    }
+
+    fn mount(&self, what: &FileSystem, at: &str) -> io::Result<()> {
+        let place = self.place(at)?;
+        let context = Context::open(what.kind)?;
+        context.string(c"source", what.source)?;
+        for (key, value) in what.options {
+            context.string(key, value)?;
+        }
+        mount::attach(context.mount(what.attributes)?, place)
+    }
+
+    /// The filter refuses them too; this holds for whatever the filter misses.
+    fn forbid_user_namespaces(&self) -> io::Result<()> {
+        let file = beneath::open(&self.root, plan::USER_NAMESPACES, Purpose::Write)?;
+        File::from(file).write_all(b"0")
+    }
+
+    fn mask(&mut self, path: &str) -> io::Result<()> {
+        let Some(place) = existing(beneath::open(&self.root, path, Purpose::Place))? else {
+            return Ok(());
+        };
+        let cover = match beneath::look_at(&place)? {
+            Kind::Directory => mount::copy(Some(self.empty()?), c"")?,
+            _ => mount::copy(Some(self.devices.as_fd()), c"null")?,
+        };
+        mount::attach(cover, place)
+    }
+
+    /// One empty, read-only directory behind all masks of directories. A mount must be attached
+    /// before it can be copied; where its first copy lies it is in nobody's way.
+    fn empty(&mut self) -> io::Result<BorrowedFd<'_>> {
+        if self.empty.is_none() {
+            let context = Context::open(c"tmpfs")?;
+            context.string(c"source", c"mask")?;
+            context.string(c"mode", c"0555")?;
+            context.string(c"size", c"4k")?;
+            let made = context.mount(READ_ONLY | NO_SUID | NO_DEVICES | NO_EXEC)?;
+            mount::attach(&made, beneath::open(File::open("/")?, "dev", Purpose::Directory)?)?;
+            self.empty = Some(made);
+        }
+        self.empty
+            .as_ref()
+            .map(AsFd::as_fd)
+            .ok_or_else(|| io::Error::from_raw_os_error(libc::EBADF))
+    }
+
+    fn make_read_only(&self, path: &str) -> io::Result<()> {
+        let Some(place) = existing(beneath::open(&self.root, path, Purpose::Place))? else {
+            return Ok(());
+        };
+        let copy = mount::copy(Some(place.as_fd()), c"")?;
+        mount::restrict(&copy, READ_ONLY, None)?;
+        mount::attach(copy, place)
+    }
+
+    /// A link that leads nowhere counts as missing and is replaced, never followed.
+    fn write_if_missing(&self, directory: &str, name: &str, text: &str) -> io::Result<()> {
+        let directory = self.place(directory)?;
+        let mut file = match beneath::look(&directory, name)? {
+            None => File::from(beneath::create(&directory, name, 0o644)?),
+            Some(Kind::File { empty: true }) => {
+                File::from(beneath::open(&directory, name, Purpose::Write)?)
+            }
+            Some(Kind::Link) if self.dangles(name)? => {
+                beneath::unlink(&directory, name)?;
+                File::from(beneath::create(&directory, name, 0o644)?)
+            }
+            Some(_) => return Ok(()),
+        };
+        file.write_all(text.as_bytes())
+    }
+
+    fn dangles(&self, name: &str) -> io::Result<bool> {
+        let path = format!("etc/{name}");
+        Ok(existing(beneath::follow(&self.root, &path))?.is_none())
+    }
+
+    fn close_descriptors(&self) -> io::Result<()> {
+        let null = OpenOptions::new().read(true).write(true).open("/dev/null")?;
+        fdpass::place_at(&null, &[0, 1, 2])?;
+        drop(null);
+        let arrival = self.arrival;
+        let mut keep = vec![arrival.channel.as_fd(), arrival.listener.as_fd()];
+        keep.extend(arrival.work_v2.iter().map(AsFd::as_fd));
+        keep.extend(arrival.work_v1.iter().map(AsFd::as_fd));
+        fdpass::close_all_but(&keep)
+    }
+}
+
+fn existing(opened: io::Result<OwnedFd>) -> io::Result<Option<OwnedFd>> {
+    match opened {
+        Ok(opened) => Ok(Some(opened)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+fn start_session() -> io::Result<()> {
+    namespace::new_session()?;
+    namespace::new_keyring()?;
+    namespace::set_umask(0o022);
+    reap::unblock_signals()?;
+    namespace::set_name(c"aether")
+}
+
+fn drop_capabilities() -> io::Result<()> {
+    namespace::forbid_dumps()?;
+    caps::keep(KEPT.iter().filter_map(|name| caps::by_name(name)).fold(0, |set, bit| set | bit))
+}
