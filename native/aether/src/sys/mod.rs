@@ -3,3 +3,7 @@
 #![expect(unsafe_code, reason = "system calls")]
 
 pub(crate) mod io;
+pub(crate) mod memory;
+pub(crate) mod poll;
+pub(crate) mod process;
+pub(crate) mod pty;
