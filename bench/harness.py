@@ -92,7 +92,15 @@ class Server:
         """Start it and wait until it has written down how to reach it."""
         credentials = self.scratch / "config" / "dsec" / "credentials.toml"
         credentials.unlink(missing_ok=True)
-        command = [sys.executable, "-m", "dsec.main.command", "up", "--port", "0"]
+        command = [
+            sys.executable,
+            "-m",
+            "dsec.main.command",
+            "up",
+            "--port",
+            "0",
+            "--stop-sandboxes",
+        ]
         command += [
             "--state-dir",
             str(self.scratch / "state"),
@@ -114,16 +122,10 @@ class Server:
             self._process.wait()
 
     def stop(self) -> None:
-        """Stop it together with its sandboxes."""
-        down = [sys.executable, "-m", "dsec.main.command", "down", "--stop-sandboxes"]
-        down += ["--state-dir", str(self.scratch / "state"), "--run-dir", str(self.scratch / "run")]
-        if self._process and self._process.poll() is None:
-            subprocess.run(down, env=self.env, check=False, timeout=120, stdout=subprocess.DEVNULL)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(30)
+        """Stop it; it was told to stop its sandboxes then."""
         if self._process and self._process.poll() is None:
             self._process.send_signal(signal.SIGTERM)
-            self._process.wait(60)
+            self._process.wait(120)
 
 
 @contextlib.contextmanager
