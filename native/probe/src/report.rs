@@ -68,12 +68,12 @@ fn namespaces() -> String {
 }
 
 fn descriptors() -> String {
-    // The directory being read is one itself: it is gone when its link is looked at.
-    let entries: Vec<_> = fs::read_dir("/proc/self/fd").into_iter().flatten().flatten().collect();
-    map(entries.iter().filter_map(|entry| {
-        let target = fs::read_link(entry.path()).ok()?;
-        let name = entry.file_name().to_string_lossy().into_owned();
-        Some((name, quote(&target.to_string_lossy())))
+    // Names first: the directory being read is a descriptor itself until it is dropped.
+    let entries = fs::read_dir("/proc/self/fd").into_iter().flatten().flatten();
+    let names: Vec<_> = entries.map(|entry| entry.file_name()).collect();
+    map(names.iter().filter_map(|name| {
+        let target = fs::read_link(std::path::Path::new("/proc/self/fd").join(name)).ok()?;
+        Some((name.to_string_lossy().into_owned(), quote(&target.to_string_lossy())))
     }))
 }
 
