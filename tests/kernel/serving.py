@@ -135,6 +135,7 @@ class Client:
         self.numbers = itertools.count(1)
         self.streams: dict[int, Stream] = {}
         self.pongs: list[bytes] = []
+        self.grants: list[Frame] = []
 
     def close(self) -> None:
         self.socket.close()
@@ -159,7 +160,8 @@ class Client:
             raise Dropped from error
         if not data:
             raise Dropped
-        for frame in self.decoder.feed(data):
+        # All of them before anything is sent: sending receives.
+        for frame in list(self.decoder.feed(data)):
             if frame.kind is Kind.PONG:
                 self.pongs.append(frame.payload)
                 continue
@@ -172,8 +174,11 @@ class Client:
                 stream.over = True
                 del self.streams[frame.stream]
             elif frame.kind is Kind.DATA and stream.auto_credit and frame.payload:
-                stream.credit(len(frame.payload))
+                grant = len(frame.payload).to_bytes(4, "big")
+                self.grants.append(Frame(Kind.CREDIT, frame.stream, grant))
             stream.frames.append(frame)
+        while self.grants:
+            self.send(self.grants.pop())
 
     def open(self, method: str, *, credit: bool = True, **args: Any) -> Stream:
         stream = Stream(self, next(self.numbers), credit=credit)
@@ -239,6 +244,11 @@ class Serving:
     def private_kib(self) -> int:
         text = Path(f"/proc/{self.pid}/smaps_rollup").read_text()
         found = [line.split()[1] for line in text.splitlines() if line.startswith("Private_Dirty")]
+        return int(found[0])
+
+    def anonymous_kib(self) -> int:
+        text = Path(f"/proc/{self.pid}/smaps_rollup").read_text()
+        found = [line.split()[1] for line in text.splitlines() if line.startswith("Anonymous")]
         return int(found[0])
 
     def rss_kib(self) -> int:

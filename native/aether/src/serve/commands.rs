@@ -101,8 +101,6 @@ pub(super) struct Command {
     pub(super) timer: Option<TimerId>,
     /// Streams that want to know of changes.
     pub(super) streams: Vec<u32>,
-    /// Streams in the middle of copying the output: it may not be forgotten.
-    pub(super) pins: usize,
 }
 
 impl Command {
@@ -384,7 +382,6 @@ impl Server {
             group_events: None,
             timer,
             streams: Vec::new(),
-            pins: 0,
         })
     }
 
@@ -718,12 +715,13 @@ impl Server {
     }
 
     /// Keep to the budget of what ended commands leave behind.
-    fn forget_old(&mut self) {
+    pub(super) fn forget_old(&mut self) {
         let mut spared = Vec::new();
-        while self.kept_bytes > KEPT_BYTES {
+        while self.kept_bytes > KEPT_BYTES && self.kept.len() > 1 {
             let Some(key) = self.kept.pop_front() else { break };
             let Some(command) = self.commands.get_mut(&key) else { continue };
-            if command.pins > 0 {
+            // Somebody is still reading it.
+            if !command.streams.is_empty() {
                 spared.push(key);
                 continue;
             }
@@ -735,7 +733,7 @@ impl Server {
         }
         while self.commands.len() - self.running > MAX_RECORDS {
             let oldest = self.commands.iter();
-            let oldest = oldest.filter(|(_, c)| c.state == State::Ended && c.pins == 0 && c.cgroup.is_none());
+            let oldest = oldest.filter(|(_, c)| c.state == State::Ended && c.streams.is_empty() && c.cgroup.is_none());
             let Some((&key, _)) = oldest.into_iter().next() else { break };
             if let Some(mut gone) = self.commands.remove(&key) {
                 self.by_id.remove(&gone.id);
@@ -817,6 +815,7 @@ impl Server {
         if let Some(command) = self.commands.get_mut(&key) {
             command.streams.retain(|s| *s != stream);
         }
+        self.forget_old();
     }
 
     fn begin(&mut self, stream: u32, payload: &[u8], op: impl Fn(u64) -> Op) {
@@ -871,14 +870,10 @@ impl Server {
         }
         let inline = copying.is_none() && command.kept() <= INLINE;
         if !inline {
-            if copying.is_none() {
-                command.pins += 1;
-            }
             let mut copying = copying.unwrap_or_default();
             if !copy_out(conn, stream, command, &mut copying) {
                 return Some(Op::Wait(key, Some(copying)));
             }
-            command.pins -= 1;
         }
         let view = command.view();
         let [out, err] = &mut command.rings;

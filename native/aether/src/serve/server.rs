@@ -357,6 +357,7 @@ impl Server {
         for session in self.sessions.values_mut() {
             session.streams.clear();
         }
+        self.forget_old();
         self.trim_later();
         if matches!(self.door, Door::Port(_)) {
             self.after(Duration::from_millis(20), Timer::Reopen);
@@ -369,11 +370,6 @@ impl Server {
             Op::Work(work) => self.abandon_work(*work),
             Op::Relay(relay) => self.abandon_relay(&relay),
             Op::Stdin(key) => self.abandon_input(key),
-            Op::Wait(key, Some(_)) => {
-                if let Some(command) = self.commands.get_mut(&key) {
-                    command.pins -= 1;
-                }
-            }
             _ => {}
         }
     }
@@ -607,6 +603,7 @@ impl Server {
         for session in self.sessions.values_mut() {
             session.streams.retain(|s| *s != id);
         }
+        self.forget_old();
         self.abandon(op);
     }
 }

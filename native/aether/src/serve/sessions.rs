@@ -30,6 +30,8 @@ pub(super) struct Session {
     user: String,
     /// 0: there is no shell now; the next command gets a new one.
     pid: i32,
+    /// Which shell it is: its processes are marked with this number where there is no cgroup.
+    shell: u64,
     /// The shell is not yet executed.
     starting: bool,
     answers_at: i32,
@@ -158,8 +160,9 @@ impl Server {
         let user = self.user(args.user.as_ref().map(|u| u.0.as_str()))?;
         let own = self.spec_env();
         let (mut env, _) = environment(&user, [Some(&own), args.env.as_ref()], false)?;
+        let number = self.number();
         if self.work.is_none() {
-            env.push(c_string("mark", &mark(self.generation(), key))?);
+            env.push(c_string("mark", &mark(self.generation(), number))?);
         }
         let shell = |path: &[u8]| -> Result<Candidate, Refusal> {
             let name = path.rsplit(|b| *b == b'/').next().unwrap_or(path);
@@ -185,7 +188,6 @@ impl Server {
         let extra = rustix::io::fcntl_dupfd_cloexec(&status_write, 100)
             .map_err(|e| Refusal::broken("session", &e.into()))?;
         exec.extra = Some(extra.as_raw_fd());
-        let number = self.number();
         let launch = self.launch(exec, &format!("session-{key}-{number}"))?;
         self.owners.insert(launch.pid, Owner::Session(key));
         let mut member = |fd: OwnedFd, source: Source, interest: Interest| {
@@ -200,6 +202,7 @@ impl Server {
         if let Some(session) = self.sessions.get_mut(&key) {
             session.user = String::from_utf8_lossy(&user.name).into_owned();
             session.pid = launch.pid;
+            session.shell = number;
             session.starting = true;
             session.exec = Some(launch.exec);
             session.cgroup = launch.cgroup;
@@ -397,10 +400,10 @@ impl Server {
             Ok(size) if size > 0 => session.said.extend_from_slice(buffer.get(..size).unwrap_or(&[])),
             Err(Errno::AGAIN | Errno::INTR) => return,
             _ => {
-                // It closed what it answers on: it can never answer again.
-                let pipe = session.status.take();
-                session.kill_group();
-                if let Some(pipe) = pipe {
+                // It closed what it answers on, or has become another program: it can never answer
+                // again. Without more to read it ends after this command, and that is the answer.
+                let pipes = [session.status.take(), session.feed.take()];
+                for pipe in pipes.into_iter().flatten() {
                     self.unwatch(&pipe.fd, pipe.token);
                 }
                 return;
@@ -513,9 +516,9 @@ impl Server {
     fn kill_shell(&mut self, key: u64) {
         let Some(session) = self.sessions.get(&key) else { return };
         session.kill_group();
-        let pid = session.pid;
+        let (pid, shell) = (session.pid, session.shell);
         if self.work.is_none() && pid > 0 {
-            self.hunt(key, pid);
+            self.hunt(shell, pid);
         }
         self.after(FORCE, Timer::SessionForce(key));
     }
@@ -586,6 +589,7 @@ fn new_session(id: String, args: SessionArgs) -> Session {
         args,
         user: String::new(),
         pid: 0,
+        shell: 0,
         starting: false,
         answers_at: LOW,
         text: Vec::new(),

@@ -15,7 +15,7 @@ use crate::frame::{self, Kind};
 use crate::sys::poll::Interest;
 use crate::sys::process::{self, Forked, Ids};
 use rustix::io::Errno;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::time::Duration;
 
 /// What is left to do when a worker ends.
@@ -97,7 +97,7 @@ impl Server {
     fn fork_worker(
         &mut self,
         ids: Option<&Ids>,
-        keep: &OwnedFd,
+        keep: RawFd,
         hunted: Option<u64>,
         body: impl FnOnce(),
     ) -> Result<i32, Refusal> {
@@ -119,7 +119,7 @@ impl Server {
                         None => Ok(()),
                     });
                 process::prefer_for_oom();
-                process::close_others(keep.as_raw_fd());
+                process::close_others(keep);
                 if ready.is_ok() {
                     body();
                 }
@@ -159,10 +159,9 @@ impl Server {
             )
         };
         let (socket, theirs) = pair().map_err(|e| Refusal::broken("socket", &e.into()))?;
-        let keep = theirs.try_clone().map_err(|e| Refusal::broken("socket", &e))?;
+        let keep = theirs.as_raw_fd();
         let body = move || files::work(request, &Channel::new(theirs), &Accounts::read());
-        let pid = self.fork_worker(Some(&user.ids), &keep, None, body)?;
-        drop(keep);
+        let pid = self.fork_worker(Some(&user.ids), keep, None, body)?;
         super::commands::nonblocking(&socket)?;
         let token = self
             .watch(&socket, Source::Stream(id), Interest::ONESHOT | Interest::IN)
@@ -300,11 +299,8 @@ impl Server {
     /// Without cgroups: a worker looks for all that descends from a command and ends it.
     pub(super) fn hunt(&mut self, key: u64, pid: i32) {
         let mark = super::commands::mark(self.generation(), key);
-        let keep = match self.null.try_clone() {
-            Ok(fd) => fd,
-            Err(_) => return,
-        };
-        if let Ok(_pid) = self.fork_worker(None, &keep, Some(key), move || hunt::run(pid, &mark)) {
+        let keep = self.null.as_raw_fd();
+        if let Ok(_pid) = self.fork_worker(None, keep, Some(key), move || hunt::run(pid, &mark)) {
             if let Some(command) = self.commands.get_mut(&key) {
                 command.hunted += 1;
             }

@@ -414,13 +414,26 @@ fn give_streams(stdio: [RawFd; 3]) -> io::Result<()> {
 }
 
 fn give_terminal(exec: &Exec, channel: RawFd, devpts: RawFd, rows: u16, cols: u16) -> io::Result<()> {
-    // The terminal belongs to whom the file system thinks is calling. Nothing goes back: the child
-    // becomes this user anyway.
+    // The terminal belongs to whom the file system thinks is calling; from an unmapped id there is
+    // no other way to give it away. Nothing needs to go back: the child becomes this user anyway.
     // SAFETY: takes an integer.
     let _ = unsafe { libc::setfsgid(exec.ids.gid) };
     // SAFETY: takes an integer.
     let _ = unsafe { libc::setfsuid(exec.ids.uid) };
-    let (master, slave) = pty::open(devpts)?;
+    let (master, slave) = match pty::open(devpts) {
+        Err(error) if error.raw_os_error() == Some(libc::EACCES) => {
+            // Real root has just lost its way past a closed ptmx; it can give the terminal away.
+            // SAFETY: takes nothing.
+            let me = unsafe { libc::geteuid() };
+            // SAFETY: takes an integer.
+            let _ = unsafe { libc::setfsuid(me) };
+            let opened = pty::open(devpts)?;
+            // SAFETY: takes integers.
+            check(unsafe { libc::fchown(opened.1, exec.ids.uid, exec.ids.gid) })?;
+            opened
+        }
+        opened => opened?,
+    };
     pty::take_control(slave)?;
     // SAFETY: slave was opened above and stays open until the end of this function.
     pty::set_size(unsafe { BorrowedFd::borrow_raw(slave) }, rows, cols)?;
