@@ -187,11 +187,7 @@ class Handlers:
         return Ndjson(events(), keepalive_s=0.02)
 
     async def echo(self, request: Request) -> Response:
-        async def body() -> AsyncIterator[bytes]:
-            async for chunk in request.stream():
-                yield chunk
-
-        return StreamingResponse(body(), media_type="application/octet-stream")
+        return Response(await request.body(), media_type="application/octet-stream")
 
     async def headers(self, request: Request) -> Response:
         return json_response(dict(request.headers.items()) | {"query": request.url.query})

@@ -31,7 +31,7 @@ SPEC = {"image": "debian"}
         (b'{"image": "debian", "limits": {"cpu_cores": 1e999}}', "not valid"),
         (b'{"image": "debian", "surprise": 1}', "surprise"),
         (b'{"image": "\xff"}', "not valid"),
-        (b"[" * 100_000, "nested"),
+        (b"[" * 100_000, "not valid"),
     ],
 )
 async def test_a_bad_body_is_the_callers_fault(body: bytes, says: str) -> None:
@@ -54,8 +54,18 @@ async def test_a_body_over_the_limit_is_refused_before_it_is_read() -> None:
 
 @pytest.mark.parametrize(
     "query",
-    ["limit=0", "limit=-1", "limit=x", "limit=1001", "label=x", "state=happy", "who=me"]
-    + ["next=%25", "next=AAAA", "limit=1&limit=2"],
+    [
+        "limit=0",
+        "limit=-1",
+        "limit=x",
+        "limit=1001",
+        "limit=1&limit=2",
+        "label=x",
+        "state=happy",
+        "who=me",
+        "next=%25",
+        "next=AAAA",
+    ],
 )
 async def test_a_bad_query_is_the_callers_fault(query: str) -> None:
     async with control_plane([FakeEdge()]) as plane:
@@ -110,7 +120,7 @@ async def test_a_request_keeps_its_id() -> None:
     async with control_plane([FakeEdge()]) as plane:
         kept = await plane.client.get("/v1/version", headers={"X-Request-Id": "a1.b-2"})
         assert kept.headers["x-request-id"] == "a1.b-2"
-        made = await plane.client.get("/v1/version", headers={"X-Request-Id": "a b\u00e9".encode()})
+        made = await plane.client.get("/v1/version", headers=[("X-Request-Id", "a b")])
         assert made.headers["x-request-id"].isalnum()
 
 

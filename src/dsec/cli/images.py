@@ -62,7 +62,7 @@ async def pull(
     Example: dsec image pull docker.io/library/python:3.12 --name python
     """
     async with client() as dsec:
-        await _follow(dsec.images.pull(reference, name, tls_verify=not insecure), json=json)
+        await follow(dsec.images.pull(reference, name, tls_verify=not insecure), json=json)
 
 
 @verb
@@ -80,7 +80,7 @@ async def import_archive(
         raise InvalidRequest(f"no file {path}")
     named = name or path.name.split(".")[0]
     async with client() as dsec:
-        await _follow(dsec.images.import_archive(path, named), json=json)
+        await follow(dsec.images.import_archive(path, named), json=json)
 
 
 @verb
@@ -100,7 +100,7 @@ async def build(
     """
     async with client() as dsec:
         events = dsec.images.build(distribution, name, package or [], suite)
-        await _follow(events, json=json)
+        await follow(events, json=json)
 
 
 @verb
@@ -118,7 +118,8 @@ class _Shown(Protocol):
     def __call__(self, progress: ImageProgress) -> None: ...
 
 
-async def _follow(events: ImageEvents, *, json: bool) -> None:
+async def follow(events: ImageEvents, *, json: bool) -> None:
+    """Show the progress of an import, then the image it made."""
     image: ImageView | None = None
     with _bars() if sys.stderr.isatty() else _lines() as show:
         async with events:

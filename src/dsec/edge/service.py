@@ -162,9 +162,6 @@ class EdgeService:
             self._live[sandbox] = owner
             self._uids.claim(owner.record.uid_base)
             self._watch(owner)
-        self._images.rebuild_pins(
-            (owner.record.id, owner.record.image.layers) for owner in self._live.values()
-        )
         self._trash.set()
         logger.info("swept", extra={"adopted": len(self._live), "found": len(adopted)})
 

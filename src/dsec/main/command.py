@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from dsec.base.errors import DsecError
+from dsec.base.errors import DsecError, Unsupported
 from dsec.main.settings import Settings, settle
 
 STOP_TIMEOUT_S = 60.0
@@ -101,6 +101,40 @@ def down(config: ConfigFile = None, state_dir: StateDir = None) -> None:
     typer.echo(f"stopped process {holder.pid}")
 
 
+def doctor(
+    config: ConfigFile = None,
+    state_dir: StateDir = None,
+    *,
+    json: Annotated[
+        bool, typer.Option("--json", help="One JSON document instead of a table.")
+    ] = False,
+) -> None:
+    """Show what this machine can do, and what to do about the rest. Best run as root."""
+    import anyio
+
+    from dsec.cli.output import print_json, print_table
+    from dsec.edge.doctor import examine
+
+    state = settle(config, {"state_dir": state_dir}).state
+    state.mkdir(mode=0o700, parents=True, exist_ok=True)
+    found = anyio.run(examine, state)
+    if json:
+        print_json(found)
+    else:
+        rows = [
+            (
+                ("yes", "green") if entry.available else ("no", "red"),
+                entry.name,
+                entry.needed_for,
+                entry.detail if entry.available else entry.advice or entry.detail,
+            )
+            for entry in found
+        ]
+        print_table(["", "CAPABILITY", "NEEDED FOR", "DETAIL OR ADVICE"], rows)
+    if any(entry.needed_for == "containers" and not entry.available for entry in found):
+        raise typer.Exit(Unsupported.exit_status)
+
+
 def _serve(run: Server, settings: Settings, *, detach: bool) -> None:
     from dsec.kit import log
 
@@ -123,16 +157,17 @@ def _answering(command: Callable[..., None]) -> Callable[..., None]:
     def wrapped(*args: object, **kwargs: object) -> None:
         try:
             command(*args, **kwargs)
-        except DsecError as exc:
-            typer.echo(f"dsec: {exc.message}", err=True)
-            raise typer.Exit(exc.exit_status) from exc
+        except (DsecError, OSError) as exc:
+            from dsec.cli.boundary import report
+
+            raise typer.Exit(report(exc)) from exc
 
     return wrapped
 
 
 def add_commands(app: typer.Typer) -> None:
     """Add the verbs that the CLI's room cannot have: it sees the SDK alone."""
-    for command in (up, down, apiserver, edge):
+    for command in (up, down, doctor, apiserver, edge):
         app.command(rich_help_panel="Servers")(_answering(command))
 
 

@@ -78,14 +78,14 @@ async def _answers() -> bool:
 
 async def _ensure_image() -> None:
     """Build the image over the system's own package mirror, unless the node has it."""
-    from dsec.cli.progress import show_progress
+    from dsec.cli.images import follow
     from dsec.sdk import DSecClient
 
     async with DSecClient() as client:
         if any(image.name.split(":")[0] == IMAGE for image in await client.images.list()):
             return
         _say("building the Debian image: about a minute, once")
-        await show_progress(client.images.build(IMAGE))
+        await follow(client.images.build(IMAGE), json=False)
 
 
 def _say(text: str) -> None:

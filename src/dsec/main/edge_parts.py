@@ -21,6 +21,7 @@ from dsec.kit.http import Route
 from dsec.main.parts import version
 from dsec.main.settings import Settings
 from dsec.wire.edge_v1 import EdgeApi, ListFilter
+from dsec.wire.public_v1 import Capability
 
 if TYPE_CHECKING:
     from dsec.edge.backends.interface import Backend
@@ -58,13 +59,24 @@ async def open_edge(settings: Settings, clock: Clock) -> AsyncIterator[Node]:
         run=settings.run,
         version=version(),
     )
-    async with (
-        _images(settings, clock) as images,
-        EdgeService(
-            config, _backends(settings, config, images, clock), images, clock
-        ).running() as service,
-    ):
-        yield Node(service, make_edge_app(service, clock), EDGE_ROUTES)
+    async with _images(settings, clock) as images:
+        edge = EdgeService(
+            config,
+            _backends(settings, config, images, clock),
+            images,
+            clock,
+            capabilities=await _capabilities(settings),
+        )
+        async with edge.running() as service:
+            yield Node(service, make_edge_app(service, clock), EDGE_ROUTES)
+
+
+async def _capabilities(settings: Settings) -> list[Capability]:
+    if settings.backend == "sim":
+        return []
+    from dsec.edge.doctor import examine
+
+    return await examine(settings.state)
 
 
 def _backends(

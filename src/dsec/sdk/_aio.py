@@ -15,6 +15,7 @@ import anyio.abc
 import anyio.from_thread
 from anyio.streams.tls import TLSStream
 
+from dsec.base.errors import DsecError
 from dsec.kit import blocking
 from dsec.sdk._http import ConnectionFailed, watch_peer
 
@@ -112,6 +113,11 @@ async def connect(
     raise ConnectionFailed(f"{host}:{port}: no connection within {timeout:.0f} s", sent=False)
 
 
+def given_up(exc: BaseException) -> bool:
+    """Whether the caller no longer wants an answer."""
+    return isinstance(exc, anyio.get_cancelled_exc_class())
+
+
 @contextmanager
 def finishing(timeout: float) -> Iterator[None]:
     """Let tidying-up finish although the caller is being cancelled, but not for ever."""
@@ -182,7 +188,7 @@ async def listen(
 
     async def serve(client: anyio.abc.SocketStream) -> None:
         async with client:
-            with suppress(ConnectionFailed, *_BROKEN):
+            with suppress(DsecError, *_BROKEN):  # a port nobody listens on: just hang up
                 pipe = await dial()
                 try:
                     await _join(client, pipe)
@@ -199,14 +205,14 @@ async def listen(
 
 async def _join(client: anyio.abc.SocketStream, pipe: Pipe) -> None:
     async def upstream() -> None:
-        with suppress(ConnectionFailed, *_BROKEN):
+        with suppress(DsecError, *_BROKEN):
             async for data in client:
                 await pipe.send(data)
             await pipe.send_eof()
 
     async with anyio.create_task_group() as group:
         group.start_soon(upstream)
-        with suppress(ConnectionFailed, *_BROKEN):
+        with suppress(DsecError, *_BROKEN):
             while data := await pipe.receive():
                 await client.send(data)
             await client.send_eof()

@@ -13,6 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Protocol, TypeVar
 
+from dsec.base.errors import DsecError
 from dsec.sdk._http import ConnectionFailed, watch_peer
 
 T = TypeVar("T")
@@ -107,6 +108,11 @@ def connect(
     except OSError as exc:
         sock.close()
         raise ConnectionFailed(f"{host}:{port}: TLS: {_words(exc)}", sent=False) from exc
+
+
+def given_up(exc: BaseException) -> bool:
+    """Whether the caller no longer wants an answer."""
+    return isinstance(exc, KeyboardInterrupt)
 
 
 @contextmanager
@@ -212,7 +218,7 @@ class _Server:
 
     def _serve(self, client: socket.socket) -> None:
         try:
-            with client, suppress(ConnectionFailed, OSError, Exception):
+            with client, suppress(DsecError, OSError):  # a port nobody listens on: just hang up
                 pipe = self._dial()
                 try:
                     _join(client, pipe)
@@ -225,14 +231,14 @@ class _Server:
 
 def _join(client: socket.socket, pipe: Pipe) -> None:
     def upstream() -> None:
-        with suppress(ConnectionFailed, OSError):
+        with suppress(DsecError, OSError):
             while data := client.recv(CHUNK_BYTES):
                 pipe.send(data)
             pipe.send_eof()
 
     sender = threading.Thread(target=upstream, daemon=True)
     sender.start()
-    with suppress(ConnectionFailed, OSError):
+    with suppress(DsecError, OSError):
         while data := pipe.receive():
             client.sendall(data)
         client.shutdown(socket.SHUT_WR)

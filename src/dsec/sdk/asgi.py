@@ -17,6 +17,7 @@ import anyio
 import anyio.abc
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
+from dsec.base.errors import Unavailable
 from dsec.sdk._answers import http_error
 from dsec.sdk._async.transport import Response
 from dsec.sdk._http import ConnectionFailed, Request
@@ -190,7 +191,7 @@ class _Exchange:
 class _AsgiResponse:
     def __init__(self, exchange: _Exchange, start: Message) -> None:
         self._exchange = exchange
-        self._done = False
+        self._done = self._broken = False
         self.status: int = start["status"]
         self.headers: Mapping[str, str] = {
             name.decode("latin-1").lower(): value.decode("latin-1")
@@ -199,8 +200,16 @@ class _AsgiResponse:
 
     async def receive(self, timeout: float) -> bytes:
         """See Response."""
+        if self._broken:
+            raise ConnectionFailed("given up before its end", sent=True)
         while not self._done:
-            message = await self._exchange.take(timeout)
+            try:
+                message = await self._exchange.take(timeout)
+            except BaseException:
+                # As on a network: what is cancelled in the middle is closed.
+                self._broken = True
+                await self.aclose()
+                raise
             self._done = not message.get("more_body", False)
             data: bytes = message.get("body", b"")
             if data:
@@ -231,11 +240,14 @@ class _AsgiWebSocket:
         """See WebSocket."""
         if self._ended:
             return b""
-        message = await self._exchange.take(math.inf)
+        try:
+            message = await self._exchange.take(math.inf)
+        except ConnectionFailed as exc:
+            raise Unavailable(f"the stream broke off: {exc}") from exc
         if message["type"] == "websocket.close":
             self._ended = True
             if message.get("code", 1000) not in {1000, 1001}:
-                raise ConnectionFailed(f"the stream broke off: {message.get('reason')}", sent=True)
+                raise Unavailable(f"the stream broke off: {message.get('reason')}")
             return b""
         data = message.get("bytes") or (message.get("text") or "").encode()
         self._ended = not data

@@ -90,12 +90,12 @@ def migrate(engine: Engine) -> None:
     with engine.begin() as connection:
         if version_of(connection) == HEAD:
             return
+        logging.getLogger("alembic").setLevel(logging.WARNING)  # it talks while it is imported
         from alembic import command
         from alembic.config import Config
 
         config = Config()
         config.set_main_option("script_location", str(Path(__file__).with_name("migrations")))
-        logging.getLogger("alembic").setLevel(logging.WARNING)
         config.attributes["connection"] = connection
         command.upgrade(config, "head")
 

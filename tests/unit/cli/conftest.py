@@ -1,10 +1,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
-from click.testing import Result
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from dsec.cli.app import app
 from tests.unit.sdk.fake import FakePlatform
@@ -26,6 +26,7 @@ def url(
 ) -> Iterator[str]:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.mktemp("config")))
     monkeypatch.setenv("DSEC_API_KEY", "k3y")
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).resolve().parents[3] / "src"))
     with served(platform) as address:
         monkeypatch.setenv("DSEC_API_URL", address)
         yield address
@@ -36,7 +37,6 @@ def dsec(url: str) -> Dsec:
     runner = CliRunner()
 
     def run(*arguments: str, **kwargs: object) -> Result:
-        result: Result = runner.invoke(app, list(arguments), catch_exceptions=False)
-        return result
+        return runner.invoke(app, list(arguments), catch_exceptions=False)
 
     return run

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -62,6 +63,12 @@ def test_the_escape_counts_at_the_start_of_a_line_only() -> None:
 
 def test_help_is_quick_to_load() -> None:
     code = "import sys, dsec.cli.app; print(*sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={"PYTHONPATH": str(Path(__file__).resolve().parents[3] / "src")},
+    )
     heavy = {"sqlalchemy", "starlette", "uvicorn", "httpx", "trio", "pydantic", "websockets"}
     assert not heavy & set(done.stdout.split())

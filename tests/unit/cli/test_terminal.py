@@ -51,7 +51,6 @@ class Terminal:
     def signal(self, number: int) -> None:
         self._process.send_signal(number)
 
-    @property
     def raw(self) -> bool:
         return not termios.tcgetattr(self._slave)[3] & termios.ICANON
 
@@ -74,7 +73,7 @@ def shell(platform: FakePlatform, url: str) -> Iterator[Terminal]:
         return Reply(204)
 
     async def until_exit(seen: Seen) -> Reply:
-        while b"exit\r" not in b"".join(typed):
+        while b"exit\r" not in b"".join(typed):  # noqa: ASYNC110 - another request
             await anyio.sleep(0.02)
         data = b"\x1b[31mbye"
         return lines(
@@ -108,13 +107,13 @@ def test_a_shell_survives_a_lost_connection_and_gives_the_terminal_back(
     platform: FakePlatform, shell: Terminal
 ) -> None:
     shell.wait_for(b"$ welcome")
-    assert shell.raw
+    assert shell.raw()
     shell.resize(20, 50)
     shell.signal(28)
     shell.type(b"exit\r")
     assert shell.end() == 5
     shell.wait_for(b"\x1b[31mbye")
-    assert not shell.raw
+    assert not shell.raw()
     started = platform.calls("POST", "/commands")[-1].json()
     assert started["argv"] == ["sh", "-l"]
     assert started["pty"] == {"rows": 33, "cols": 101}
@@ -127,7 +126,7 @@ def test_leaving_a_shell(platform: FakePlatform, shell: Terminal) -> None:
     shell.type(b"~.")
     assert shell.end() == 0
     shell.wait_for(b"--attach cmd1")
-    assert not shell.raw
+    assert not shell.raw()
     assert not platform.calls("DELETE", "/cmd1")
 
 
@@ -137,7 +136,7 @@ def test_a_hangup_ends_the_shell_there_and_restores_here(
     shell.wait_for(b"$ welcome")
     shell.signal(1)
     assert shell.end() == 130
-    assert not shell.raw
+    assert not shell.raw()
     assert platform.calls("DELETE", "/cmd1")
 
 
@@ -149,7 +148,7 @@ def test_input_and_output_are_streams_of_bytes(platform: FakePlatform, url: str)
         return Reply(204)
 
     async def echo(seen: Seen) -> Reply:
-        while not platform.calls("POST", "/stdin") or "eof" not in platform.seen[-1].query:
+        while not any("eof" in c.query for c in platform.calls("POST", "/stdin")):  # noqa: ASYNC110
             await anyio.sleep(0.02)
         data = b"".join(got)
         return lines(

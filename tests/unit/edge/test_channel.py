@@ -152,6 +152,7 @@ async def test_a_peer_that_ignores_credit_loses_the_connection() -> None:
         number, _ = await peer.opened()
         for _ in range(5):
             await peer.say(Kind.DATA, number, bytes(INITIAL_CREDIT // 4))
+        await anyio.wait_all_tasks_blocked()
         with pytest.raises(Unavailable):
             await stream.finish()
         assert channel.closed

@@ -43,8 +43,8 @@ def test_a_missing_program() -> None:
 
 def test_late_ones_are_killed_with_their_children(tmp_path: Path) -> None:
     script = f"sleep 600 & echo $! > {tmp_path}/pid; wait"
-    with pytest.raises(CommandFailed, match=r"took longer than 0\.5 s"):
-        run(["sh", "-c", script], timeout_s=0.5)
+    with pytest.raises(CommandFailed, match=r"took longer than 2 s"):
+        run(["sh", "-c", script], timeout_s=2)
     assert not alive(int((tmp_path / "pid").read_text()))
 
 

@@ -10,7 +10,7 @@ from urllib.parse import parse_qsl
 import anyio
 import msgspec
 
-from dsec.base.errors import DsecError
+from dsec.base.errors import DsecError, NotFound
 from dsec.base.states import SandboxState
 from dsec.wire.public_v1 import ErrorAnswer, ErrorBody, Version
 from dsec.wire.sandbox import (
@@ -106,6 +106,7 @@ Handler = Callable[[Seen], Reply | Awaitable[Reply]]
 class FakePlatform:
     def __init__(self) -> None:
         self.seen: list[Seen] = []
+        self.closed_ports = False
         self._script: dict[tuple[str, str], list[Reply | Handler]] = {}
         self.on("GET", "/v1/version", json(Version(version="0.1.0")))
         self.on("GET", f"/v1/sandboxes/{SANDBOX}", json(sandbox()))
@@ -141,6 +142,12 @@ class FakePlatform:
 
     async def _echo(self, receive: Any, send: Any) -> None:
         await receive()
+        if self.closed_ports:
+            refusal = error(NotFound("connection refused", kind="port"))
+            start = {"status": 404, "headers": [(b"content-type", b"application/json")]}
+            await send({"type": "websocket.http.response.start", **start})
+            await send({"type": "websocket.http.response.body", "body": refusal.chunks[0]})
+            return
         await send({"type": "websocket.accept"})
         while True:
             message = await receive()

@@ -262,3 +262,37 @@ def test_text_keeps_characters_split_between_chunks_together() -> None:
     assert "".join(decoder.feed(raw[i : i + 1]) for i in range(len(raw))) == "aé漢🎉"
     assert decoder.feed(b"\xe6") == ""
     assert decoder.finish() == "\ufffd"
+
+
+async def test_a_call_that_is_cancelled_does_not_leave_its_command_running(
+    platform: FakePlatform, box: Sandbox
+) -> None:
+    platform.sandbox("POST", "/commands/run", Reply(200, [b"\n"], hang=True))
+
+    with anyio.move_on_after(0.05):
+        await box.exec(["sleep", "inf"])
+    first = platform.calls("POST", "/run")[0].json()["command_id"]
+    assert [s.path for s in platform.seen if s.method == "DELETE"] == [
+        f"/v1/sandboxes/{box.id}/commands/{first}"
+    ]
+    with anyio.move_on_after(0.05):
+        await box.exec(["sleep", "inf"], command_id="mine")
+    assert len([s for s in platform.seen if s.method == "DELETE"]) == 1
+
+
+async def test_events_can_be_waited_for_with_a_time_limit(
+    platform: FakePlatform, box: Sandbox
+) -> None:
+    platform.sandbox("POST", "/commands", json(command(running=True), 201))
+    platform.sandbox(
+        "GET",
+        "/commands/cmd1/events",
+        lines(out(0, b"ab"), hang=True),
+        lines(out(2, b"c"), Exited(command=command(exit_code=0))),
+    )
+    got: list[str] = []
+    events = (await box.start(["x"])).events()
+    while "Exited" not in got:
+        with anyio.move_on_after(0.05):
+            got.append(type(await anext(events)).__name__)
+    assert got == ["Output", "Output", "Exited"]

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import dsec
 from dsec import sdk
+from dsec import sync as blocking
 from dsec.sdk import sync
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -111,3 +112,8 @@ def test_importing_it_loads_little() -> None:
     assert not [name for name in bare if name.startswith(("dsec.", "anyio", "msgspec"))]
     heavy = {"rich", "typer", "sqlalchemy", "starlette", "uvicorn", "httpx", "trio", "pydantic"}
     assert not heavy & full
+
+
+def test_the_blocking_names() -> None:
+    assert set(blocking.__all__) < set(NAMES)
+    assert all(getattr(blocking, name) is getattr(sync, name) for name in blocking.__all__)

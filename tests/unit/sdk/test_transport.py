@@ -110,6 +110,38 @@ async def test_a_refusal_before_the_body_is_read_is_heard(
             await box.files.write("/big", big)
 
 
+async def test_cancelling_closes_what_was_being_read(platform: FakePlatform, url: str) -> None:
+    platform.sandbox("POST", "/commands", json(command(running=True), 201))
+    platform.sandbox("GET", "/commands/cmd1/events", Reply(200, [b"\n"], hang=True))
+    platform.sandbox("GET", "/files", Reply(200, [b"ab"], hang=True))
+    async with DSecClient(url) as client:
+        box = await client.get(SANDBOX)
+        started = await box.start(["x"])
+        with anyio.move_on_after(0.1):
+            async for _ in started.events():
+                pass
+        stream = box.files.stream("/a")
+        assert await anext(stream) == b"ab"
+        with anyio.move_on_after(0.1):
+            await anext(stream)
+        platform.sandbox("GET", "/files", Reply(200, [b"c"]))
+        assert [data async for data in stream] == [b"c"]
+        assert platform.calls("GET", "/files")[-1].query["offset"] == "2"
+
+
+async def test_forwarding_to_a_port_nobody_listens_on(platform: FakePlatform, url: str) -> None:
+    platform.closed_ports = True
+    async with DSecClient(url) as client:
+        box = await client.get(SANDBOX)
+        with pytest.raises(NotFound, match="refused"):
+            await box.connect_port(9)
+        async with box.forward(9) as (host, port):
+            for _ in range(2):
+                async with await anyio.connect_tcp(host, port) as tcp:
+                    with pytest.raises((anyio.EndOfStream, anyio.BrokenResourceError)):
+                        await tcp.receive()
+
+
 async def test_ports_and_forwarding(url: str) -> None:
     async with DSecClient(url) as client:
         box = await client.get(SANDBOX)

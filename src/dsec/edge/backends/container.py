@@ -132,6 +132,8 @@ class ContainerBackend:
 
     async def connect(self, record: SandboxRecord) -> ByteStream:
         """Connect to its socket."""
+        # After a restart of the edge nobody knows yet that the layers are in use.
+        self._images.rebuild_pins([(record.id, record.image.layers)])
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         sock.setblocking(False)
         try:

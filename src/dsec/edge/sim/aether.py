@@ -15,7 +15,7 @@ import msgspec
 
 from dsec.base.clock import Clock
 from dsec.edge.sim import archives, watching
-from dsec.edge.sim.command_methods import Arguments, CommandMethods, decode
+from dsec.edge.sim.command_methods import Arguments, CommandMethods, decode, in_parts
 from dsec.edge.sim.commands import Commands, Rules
 from dsec.edge.sim.file_methods import (
     Files,
@@ -152,7 +152,7 @@ class SimAether:
             "pid": INIT,
         }
 
-    async def _processes(self, _stream: Stream, _arguments: Arguments) -> object:
+    async def _processes(self, stream: Stream, _arguments: Arguments) -> object:
         first = Process(pid=INIT, state="S", argv=["aether (simulated)"])
         others = [
             Process(
@@ -165,7 +165,7 @@ class SimAether:
             )
             for p in self.table.living.values()
         ]
-        return msgspec.to_builtins([first, *others])
+        return await in_parts(stream, msgspec.to_builtins([first, *others]))
 
     async def _usage(self, _stream: Stream, _arguments: Arguments) -> object:
         return msgspec.to_builtins(self.usage())

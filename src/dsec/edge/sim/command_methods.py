@@ -21,6 +21,9 @@ from dsec.wire.sandbox import CommandSpec, PtySize, SessionSpec
 
 T = TypeVar("T", bound=msgspec.Struct)
 STREAMS = ((Channel.STDOUT, "stdout"), (Channel.STDERR, "stderr"))
+T2 = TypeVar("T2")
+INLINE_BYTES = 256 * 1024
+PART_ITEMS = 256
 Arguments = Mapping[str, Any]
 PATHS = frozenset({"path", "to"})
 """Arguments that are bytes, though text is accepted."""
@@ -37,6 +40,14 @@ def decode(arguments: Arguments, shape: type[T]) -> T:
     for name in PATHS & given.keys():
         given[name] = os.fsencode(given[name])
     return msgspec.convert(given, shape)
+
+
+async def in_parts(stream: Stream, items: list[T2]) -> list[T2]:
+    """The end of a list; what would make the result too large goes ahead as events."""
+    while len(items) > PART_ITEMS:
+        await stream.event({"more": items[:PART_ITEMS]})
+        items = items[PART_ITEMS:]
+    return items
 
 
 class CommandArgs(msgspec.Struct, kw_only=True):
@@ -101,7 +112,7 @@ class CommandMethods:
         """`start`."""
         return as_map(self._begin(arguments))
 
-    async def run(self, _stream: Stream, arguments: Arguments) -> object:
+    async def run(self, stream: Stream, arguments: Arguments) -> object:
         """`run`: start or find, feed, wait."""
         data = arguments.get("input")
         command = self._begin(arguments, data)
@@ -110,21 +121,21 @@ class CommandMethods:
                 group.start_soon(_feed_all, command, bytes(data))
             await command.ended.wait()
             group.cancel_scope.cancel()
-        return result_map(command)
+        return await _result(stream, command)
 
-    async def wait(self, _stream: Stream, arguments: Arguments) -> object:
+    async def wait(self, stream: Stream, arguments: Arguments) -> object:
         """`wait`."""
         command = self._named(arguments)
         await command.ended.wait()
-        return result_map(command)
+        return await _result(stream, command)
 
     async def view(self, _stream: Stream, arguments: Arguments) -> object:
         """`view`."""
         return as_map(self._named(arguments))
 
-    async def list(self, _stream: Stream, _arguments: Arguments) -> object:
+    async def list(self, stream: Stream, _arguments: Arguments) -> object:
         """`list`."""
-        return [as_map(command) for command in self._commands.by_id.values()]
+        return await in_parts(stream, [as_map(c) for c in self._commands.by_id.values()])
 
     async def attach(self, stream: Stream, arguments: Arguments) -> object:
         """`attach`: what it says, as fast as the reader takes it."""
@@ -267,10 +278,14 @@ def as_map(command: Command) -> dict[str, object]:
     return built
 
 
-def result_map(command: Command) -> dict[str, object]:
-    """A command view with what was captured."""
-    return {
-        **as_map(command),
-        "stdout": command.stdout.captured(),
-        "stderr": command.stderr.captured(),
-    }
+async def _result(stream: Stream, command: Command) -> dict[str, object]:
+    """A command view with what was captured; too much for one frame goes ahead as data."""
+    out, err = command.stdout, command.stderr
+    if out.held + err.held <= INLINE_BYTES:
+        captured = {"stdout": out.captured(), "stderr": err.captured()}
+        return {**as_map(command), **captured}
+    lengths = {"stdout": out.lengths(), "stderr": err.lengths()}
+    kept = (out.kept(), Channel.STDOUT), (err.kept(), Channel.STDERR)
+    for data, channel in kept:
+        await stream.data(data, channel)
+    return {**as_map(command), **lengths}

@@ -26,7 +26,7 @@ from dsec.edge.sim.users import Who
 from dsec.edge.sim.wire import Stream
 
 CHUNK = 65536
-BATCH = 256
+BATCH = 128
 Info = dict[str, object]
 
 

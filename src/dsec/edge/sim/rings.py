@@ -45,11 +45,22 @@ class Ring:
 
     def captured(self) -> dict[str, object]:
         """Head, tail and how much is missing between them."""
+        return {"head": bytes(self._head), "tail": bytes(self._tail), **self._dropped()}
+
+    def lengths(self) -> dict[str, object]:
+        """The same without the bytes, which go ahead of it as data."""
         return {
-            "head": bytes(self._head),
-            "tail": bytes(self._tail),
-            "dropped_bytes": self.total - self.held,
+            "head_bytes": len(self._head),
+            "tail_bytes": len(self._tail),
+            **self._dropped(),
         }
+
+    def kept(self) -> bytes:
+        """Head and tail in one piece."""
+        return bytes(self._head + self._tail)
+
+    def _dropped(self) -> dict[str, object]:
+        return {"dropped_bytes": self.total - self.held}
 
     def read_from(self, offset: int, most: int) -> tuple[int, bytes]:
         """Bytes from `offset`, or from the next offset still held, and that offset."""

@@ -14,6 +14,7 @@ from dsec.edge.sim.errors import AetherError, invalid
 from dsec.edge.sim.pipes import Changed, Mailbox
 from dsec.wire.frames import (
     INITIAL_CREDIT,
+    MAX_PAYLOAD,
     Channel,
     Decoder,
     Frame,
@@ -87,7 +88,11 @@ class Stream:
 
     async def finish(self, result: object) -> None:
         """Send the RESULT."""
-        await self._send(Kind.RESULT, msgspec.msgpack.encode(result))
+        payload = msgspec.msgpack.encode(result)
+        if len(payload) > MAX_PAYLOAD:
+            await self.fail(AetherError("internal_error", "the result is too large for a frame"))
+        else:
+            await self._send(Kind.RESULT, payload)
 
     async def fail(self, error: AetherError) -> None:
         """Send the ERROR."""

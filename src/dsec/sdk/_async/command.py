@@ -107,6 +107,7 @@ class CommandEvents(EventStream[Event]):
                 return event if first else None
             case Exited():
                 self._ended = True
+                await self._finish()
                 return event
             case StreamError():
                 await self._failed(event)
@@ -130,6 +131,11 @@ class CommandEvents(EventStream[Event]):
             self._ended = True
             raise error
         await _aio.sleep(self._patience.pause_s(error))
+
+    async def _finish(self) -> None:
+        lines, self._lines = self._lines, None
+        if lines is not None:
+            await lines.finish()
 
     async def _detach(self) -> None:
         self._request = None

@@ -76,6 +76,7 @@ class ImageEvents(EventStream[ImageEvent]):
                 raise stream_error(event)
             case ImageReady():
                 self._ended = True
+                await self._detach()
                 return event
             case ImageProgress():
                 return event

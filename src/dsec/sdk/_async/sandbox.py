@@ -9,7 +9,7 @@ from typing import Literal, Self
 
 from typing_extensions import override
 
-from dsec.base.errors import Conflict, InvalidRequest, NotFound, SandboxGone
+from dsec.base.errors import Conflict, DsecError, InvalidRequest, NotFound, SandboxGone
 from dsec.base.ids import mint_command_id, mint_session_id
 from dsec.sdk import _aio
 from dsec.sdk._async.call import Caller
@@ -31,6 +31,7 @@ from dsec.wire.sandbox import (
 )
 
 STOP_TIMEOUT_S = 120.0
+KILL_TIMEOUT_S = 5.0
 
 
 class Sandbox:
@@ -94,7 +95,7 @@ class Sandbox:
                 default (an hour). The output up to then is in the result.
             session: a persistent session to run it in.
             command_id: its id, if you want to choose it: a repeated call with the same id gets the
-                same run.
+                same run, and cancelling the call lets it go on. Without, cancelling kills it.
             output_limit_bytes: kept of each stream, half from its head and half from its tail;
                 None: 1 MiB.
 
@@ -114,7 +115,7 @@ class Sandbox:
             timeout_s=_seconds(timeout),
             output_limit_bytes=output_limit_bytes,
         )
-        return await self._run(spec, input)
+        return await self._run(spec, input, ours=command_id is None)
 
     async def run_shell(  # noqa: PLR0913 - keywords
         self,
@@ -140,11 +141,25 @@ class Sandbox:
             timeout_s=_seconds(timeout),
             output_limit_bytes=output_limit_bytes,
         )
-        return await self._run(spec, input)
+        return await self._run(spec, input, ours=command_id is None)
 
-    async def _run(self, spec: CommandSpec, given: bytes | str | None) -> ExecResult:
-        if given is not None:
-            return await self._run_with_input(spec, given)
+    async def _run(self, spec: CommandSpec, given: bytes | str | None, *, ours: bool) -> ExecResult:
+        try:
+            if given is not None:
+                return await self._run_with_input(spec, given)
+            return await self._run_without(spec)
+        except BaseException as exc:
+            if ours and _aio.given_up(exc):
+                # Nobody else knows its id: it would run on for nobody.
+                with _aio.finishing(KILL_TIMEOUT_S), suppress(DsecError):
+                    await self._kill(str(spec.command_id))
+            raise
+
+    async def _kill(self, command_id: str) -> None:
+        request = self._caller.request("DELETE", f"{self._path}/commands/{command_id}")
+        await self._caller.do(request, self._caller.patience(KILL_TIMEOUT_S))
+
+    async def _run_without(self, spec: CommandSpec) -> ExecResult:
         patience = self._caller.patience(deadline_s(spec.timeout_s))
         request = self._caller.request("POST", f"{self._path}/commands/run", body=spec)
         return exec_result(await self._caller.call(request, CommandResult, patience))

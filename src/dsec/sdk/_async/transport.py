@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ssl
+from collections import deque
 from collections.abc import AsyncIterator, Mapping
 from typing import Protocol
 
@@ -50,7 +51,7 @@ class Response(Protocol):
 class PortStream(Protocol):
     """A connection to a port: bytes both ways, each direction ends by itself.
 
-    One task may send while another receives. Errors: ConnectionFailed.
+    One task may send while another receives. A connection that breaks is Unavailable.
     """
 
     async def send(self, data: bytes) -> None:
@@ -110,6 +111,7 @@ class HttpResponse:
     def __init__(self, pool: HttpTransport, connection: _Connection) -> None:
         self._pool = pool
         self._connection: _Connection | None = connection
+        self._broken = False
         self.status = connection.parser.status
         self.headers: Mapping[str, str] = connection.parser.headers
 
@@ -117,10 +119,18 @@ class HttpResponse:
         """See Response."""
         connection = self._connection
         if connection is None:
+            if self._broken:
+                raise ConnectionFailed("given up before its end", sent=True)
             return b""
         parser = connection.parser
-        while not parser.body and not parser.complete:
-            await _fill(connection, timeout)
+        try:
+            while not parser.body and not parser.complete:
+                await _fill(connection, timeout)
+        except BaseException:
+            # Also when we are cancelled: nobody may come back to close it.
+            self._broken = True
+            await self.aclose()
+            raise
         if parser.body:
             return parser.body.popleft()
         self._connection = None
@@ -144,7 +154,7 @@ class HttpTransport:
     def __init__(self, address: Address, tls: ssl.SSLContext | None = None) -> None:
         self._address = address
         self._tls = (tls or ssl.create_default_context()) if address.tls else None
-        self._idle: list[_Connection] = []
+        self._idle: deque[_Connection] = deque()
         self._closed = False
 
     @override
@@ -209,6 +219,9 @@ class HttpTransport:
         reusable = parser.complete and parser.keep_alive and not parser.body
         if reusable and not self._closed and len(self._idle) < IDLE_CONNECTIONS:
             self._idle.append(connection)
+            # The last used is the first used again, so the oldest are those the server closes.
+            if self._idle[0].stream.stale():
+                await self._idle.popleft().stream.aclose()
         else:
             with _aio.finishing(1):
                 await connection.stream.aclose()

@@ -11,6 +11,7 @@ from websockets.frames import Frame, Opcode
 from websockets.protocol import CLOSED, OPEN
 from websockets.uri import WebSocketURI
 
+from dsec.base.errors import Unavailable
 from dsec.sdk import _aio
 from dsec.sdk._answers import http_error
 from dsec.sdk._http import Address, ConnectionFailed, Request
@@ -41,7 +42,7 @@ class WebSocket:
         """Send bytes.
 
         Raises:
-            ConnectionFailed: the connection is gone.
+            Unavailable: the connection is gone.
         """
         for start in range(0, len(data), MESSAGE_BYTES):
             await self._send(data[start : start + MESSAGE_BYTES])
@@ -53,9 +54,12 @@ class WebSocket:
     async def _send(self, data: bytes) -> None:
         async with self._lock:
             if self._protocol.state is not OPEN:
-                raise ConnectionFailed("the stream is closed", sent=True)
+                raise Unavailable("the stream is closed")
             self._protocol.send_binary(data)
-            await self._flush()
+            try:
+                await self._flush()
+            except ConnectionFailed as exc:
+                raise Unavailable(f"the stream broke off: {exc}") from exc
 
     async def _flush(self) -> None:
         for data in self._protocol.data_to_send():
@@ -66,8 +70,15 @@ class WebSocket:
         """The next bytes, b"" when the other side has ended its direction.
 
         Raises:
-            ConnectionFailed: the connection broke.
+            Unavailable: the connection broke.
         """
+        try:
+            await self._fill()
+        except ConnectionFailed as exc:
+            raise Unavailable(f"the stream broke off: {exc}") from exc
+        return self._received.popleft() if self._received else b""
+
+    async def _fill(self) -> None:
         pinged = False
         while not self._received and not self._ended:
             try:
@@ -80,7 +91,6 @@ class WebSocket:
                 continue
             pinged = False
             await self._take(data)
-        return self._received.popleft() if self._received else b""
 
     async def _ping(self) -> None:
         async with self._lock:
@@ -101,7 +111,7 @@ class WebSocket:
             code = self._protocol.close_code
             if code not in {1000, 1001, 1005}:
                 reason = self._protocol.close_reason or f"close code {code}"
-                raise ConnectionFailed(f"the stream broke off: {reason}", sent=True)
+                raise ConnectionFailed(reason, sent=True)
 
     def _drain(self) -> None:
         for event in self._protocol.events_received():

@@ -25,6 +25,7 @@ from dsec.sdk._version import VERSION
 T = TypeVar("T")
 Query = Mapping[str, QueryValue | list[str]]
 Body = Callable[[], Iterator[bytes]]
+FINISH_S = 1.0
 HEAD_WITHIN_S = 90.0
 """Of a call the edge answers at once, or within a minute."""
 UPLOAD_S = 3600.0
@@ -264,6 +265,16 @@ class Lines:
             self._ready = self._splitter.feed(data)
             self._ready.reverse()
         return self._ready.pop()
+
+    def finish(self) -> None:
+        """Read past the last line, so that the connection can be used again."""
+        try:
+            while self._response.receive(FINISH_S):
+                pass
+        except ConnectionFailed:
+            pass
+        finally:
+            self.close()
 
     def close(self) -> None:
         """Be done with the response."""

@@ -110,6 +110,7 @@ class CommandEvents(EventStream[Event]):
                 return event if first else None
             case Exited():
                 self._ended = True
+                self._finish()
                 return event
             case StreamError():
                 self._failed(event)
@@ -137,6 +138,11 @@ class CommandEvents(EventStream[Event]):
             self._ended = True
             raise error
         _blocking.sleep(self._patience.pause_s(error))
+
+    def _finish(self) -> None:
+        lines, self._lines = self._lines, None
+        if lines is not None:
+            lines.finish()
 
     def _detach(self) -> None:
         self._request = None

@@ -79,6 +79,7 @@ class ImageEvents(EventStream[ImageEvent]):
                 raise stream_error(event)
             case ImageReady():
                 self._ended = True
+                self._detach()
                 return event
             case ImageProgress():
                 return event

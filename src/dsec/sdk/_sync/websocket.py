@@ -12,6 +12,7 @@ from websockets.frames import Frame, Opcode
 from websockets.protocol import CLOSED, OPEN
 from websockets.uri import WebSocketURI
 
+from dsec.base.errors import Unavailable
 from dsec.sdk import _blocking
 from dsec.sdk._answers import http_error
 from dsec.sdk._http import Address, ConnectionFailed, Request
@@ -42,7 +43,7 @@ class WebSocket:
         """Send bytes.
 
         Raises:
-            ConnectionFailed: the connection is gone.
+            Unavailable: the connection is gone.
         """
         for start in range(0, len(data), MESSAGE_BYTES):
             self._send(data[start : start + MESSAGE_BYTES])
@@ -54,9 +55,12 @@ class WebSocket:
     def _send(self, data: bytes) -> None:
         with self._lock:
             if self._protocol.state is not OPEN:
-                raise ConnectionFailed("the stream is closed", sent=True)
+                raise Unavailable("the stream is closed")
             self._protocol.send_binary(data)
-            self._flush()
+            try:
+                self._flush()
+            except ConnectionFailed as exc:
+                raise Unavailable(f"the stream broke off: {exc}") from exc
 
     def _flush(self) -> None:
         for data in self._protocol.data_to_send():
@@ -67,8 +71,15 @@ class WebSocket:
         """The next bytes, b"" when the other side has ended its direction.
 
         Raises:
-            ConnectionFailed: the connection broke.
+            Unavailable: the connection broke.
         """
+        try:
+            self._fill()
+        except ConnectionFailed as exc:
+            raise Unavailable(f"the stream broke off: {exc}") from exc
+        return self._received.popleft() if self._received else b""
+
+    def _fill(self) -> None:
         pinged = False
         while not self._received and not self._ended:
             try:
@@ -81,7 +92,6 @@ class WebSocket:
                 continue
             pinged = False
             self._take(data)
-        return self._received.popleft() if self._received else b""
 
     def _ping(self) -> None:
         with self._lock:
@@ -102,7 +112,7 @@ class WebSocket:
             code = self._protocol.close_code
             if code not in {1000, 1001, 1005}:
                 reason = self._protocol.close_reason or f"close code {code}"
-                raise ConnectionFailed(f"the stream broke off: {reason}", sent=True)
+                raise ConnectionFailed(reason, sent=True)
 
     def _drain(self) -> None:
         for event in self._protocol.events_received():
