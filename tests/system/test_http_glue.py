@@ -73,7 +73,8 @@ class Client:
 
 
 async def ending(error: Exception | None) -> AsyncGenerator[object, None]:
-    for event in ():
+    nothing: tuple[object, ...] = ()
+    for event in nothing:
         yield event
     if error is not None:
         raise error

@@ -60,9 +60,9 @@ async def cp(
     Examples:
       dsec cp report.txt sbx...:/root/
 
-      dsec cp sbx...:/work/out ./results
+      dsec cp sbx...:/repo/out ./results
 
-      tar c . | dsec cp - sbx...:/work
+      tar c . | dsec cp - sbx...:/repo
     """
     here, there = place(source), place(target)
     if (here.sandbox is None) == (there.sandbox is None):

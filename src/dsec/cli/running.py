@@ -128,7 +128,7 @@ async def execute(
     Examples:
       dsec exec sbx... -- ls -l /
 
-      tar c src | dsec exec -i sbx... -- tar x -C /work
+      tar c src | dsec exec -i sbx... -- tar x -C /repo
 
       dsec exec -it -u root sbx... -- top
     """

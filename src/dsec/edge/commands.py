@@ -37,7 +37,7 @@ RUN_GRACE_S = 120.0
 """Beyond a command's own limit, which aether enforces: killing takes its time."""
 RUN_MAX_S = 86400.0
 MAX_OOM_REMEMBERED = 1024
-SIGKILL = 9
+KILLED = 128 + 9
 
 _view = msgspec.msgpack.Decoder(CommandView, strict=False)
 _views = msgspec.msgpack.Decoder(list[CommandView], strict=False)
@@ -108,12 +108,12 @@ async def result(owner: Owner, command: str) -> CommandResult:
 
 async def view(owner: Owner, command: str) -> CommandView:
     """Look at a command."""
-    return await judged(owner, await _ask(owner, "view", {"command_id": command}, _view))
+    return judged(owner, await _ask(owner, "view", {"command_id": command}, _view))
 
 
 async def views(owner: Owner) -> list[CommandView]:
     """All commands it remembers, oldest first."""
-    return [await judged(owner, found) for found in await _list(owner, "list", _views)]
+    return [judged(owner, found) for found in await _list(owner, "list", _views)]
 
 
 async def kill(owner: Owner, command: str) -> CommandView:
@@ -201,19 +201,18 @@ async def any_running(channel: AetherChannel) -> tuple[bool, float]:
     return any(c.running for c in found), max(ended, default=0.0)
 
 
-async def judged(owner: Owner, command: CommandView) -> CommandView:
-    """Add what only the outside knows: whether the memory limit killed it.
+def judged(owner: Owner, command: CommandView, *, just_ended: bool = False) -> CommandView:
+    """Add what only the outside knows: whether the memory limit killed something of it.
 
-    A v1 group's kill counter cannot be read from within. It is read only when a command's end looks
-    like it.
+    A v1 group's kill counter cannot be read from within, so it is read here when a command's end is
+    told, and the command whose end told of a rise is remembered. Of two that end at once the wrong
+    one may be named.
     """
-    if command.oom_killed or command.killed or command.timed_out or command.running:
-        return command
-    if command.signal != SIGKILL and command.exit_code != 128 + SIGKILL:
+    if command.running or command.oom_killed:
         return command
     if command.command_id in owner.oom_commands:
         command.oom_killed = True
-    elif await owner.oom_kill_seen():
+    elif (just_ended or command.exit_code == KILLED) and owner.oom_kill_seen():
         command.oom_killed = True
         owner.oom_commands = [*owner.oom_commands[-MAX_OOM_REMEMBERED:], command.command_id]
     return command
@@ -230,7 +229,7 @@ async def _run(
             lengths = _sent.decode(answer.result)
             _fill(ended.stdout, answer.data.get(Channel.STDOUT), lengths.stdout)
             _fill(ended.stderr, answer.data.get(Channel.STDERR), lengths.stderr)
-        await judged(owner, ended)
+        judged(owner, ended, just_ended=True)
         return ended
 
 
@@ -266,7 +265,7 @@ async def _tracked(
     elif isinstance(event, Gap):
         offsets[Channel.STDOUT if event.stream == "stdout" else Channel.STDERR] = event.offset
     elif isinstance(event, Exited):
-        await judged(owner, event.command)
+        judged(owner, event.command, just_ended=True)
     return event
 
 

@@ -7,7 +7,7 @@ before `launch`), so that `connect`, `kill` and `clean` work just as well after 
 from __future__ import annotations
 
 from contextlib import AbstractAsyncContextManager
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from anyio.abc import ByteStream
 
@@ -92,4 +92,13 @@ class Backend(Protocol):
 
     def epitaph(self, sandbox: str) -> str:
         """How the sandbox's first process ended, if the backend heard; else ""."""
+        ...
+
+
+@runtime_checkable
+class CountsOomKills(Protocol):
+    """A backend whose memory limit kills from outside, where aether cannot see it."""
+
+    def oom_kills(self, record: SandboxRecord) -> int:
+        """Processes its memory limit has killed so far. Quick: called after every command."""
         ...

@@ -18,7 +18,7 @@ import anyio.abc
 from dsec.base.clock import Clock
 from dsec.base.errors import DsecError, InternalError, SandboxGone, StartFailed, Unavailable
 from dsec.base.states import FINAL, SandboxState, StopReason
-from dsec.edge.backends.interface import Backend
+from dsec.edge.backends.interface import Backend, CountsOomKills
 from dsec.edge.channel import AetherChannel, gone
 from dsec.edge.lifecycle import machine
 from dsec.edge.lifecycle.journal import Journal, Mark
@@ -151,11 +151,13 @@ class Owner:
         with _deadline(CONNECT_DEADLINE_S, "its usage could not be read"):
             return await self._backend.usage(self.record)
 
-    async def oom_kill_seen(self) -> bool:
-        """Whether its memory group has killed since the last look."""
-        usage = await self.usage()
-        rose = usage.oom_kills > self.oom_kills
-        self.oom_kills = max(self.oom_kills, usage.oom_kills)
+    def oom_kill_seen(self) -> bool:
+        """Whether its memory limit has killed since the last look."""
+        if not isinstance(self._backend, CountsOomKills):
+            return False
+        count = self._backend.oom_kills(self.record)
+        rose = count > self.oom_kills
+        self.oom_kills = max(self.oom_kills, count)
         return rose
 
     # changing it
@@ -183,8 +185,7 @@ class Owner:
                 with contextlib.suppress(DsecError):
                     await self._connect()
                     answers = True
-            with contextlib.suppress(DsecError):
-                self.oom_kills = (await self.usage()).oom_kills
+            self.oom_kill_seen()  # what was killed before is not held against a later command
             await self._follow_quietly(machine.Found(answers, stopping))
 
     async def stop(self, reason: StopReason) -> None:

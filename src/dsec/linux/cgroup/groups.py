@@ -85,6 +85,15 @@ def usage(layout: Layout, sandbox: str) -> Readings:
     return readings
 
 
+def oom_kills(layout: Layout, sandbox: str) -> int:
+    """Processes a sandbox's memory limit has killed; does not block."""
+    if "memory" in layout.v2_controllers:
+        return memory2.oom_kills(layout.v2_base() / sandbox / "work")
+    if directory := layout.v1.get("memory"):
+        return memory1.oom_kills(Path(directory) / layout.base / sandbox)
+    return 0
+
+
 def kill(layout: Layout, sandbox: str) -> None:
     """End every process in a sandbox's groups and wait until they are gone.
 

@@ -20,4 +20,9 @@ def read(directory: Path, readings: Readings) -> None:
     readings.memory_bytes = files.number(directory / "memory.usage_in_bytes")
     readings.memory_peak_bytes = files.number(directory / "memory.max_usage_in_bytes")
     readings.memory_limit_bytes = files.number(directory / "memory.limit_in_bytes")
-    readings.oom_kills = files.keyed(directory / "memory.oom_control").get("oom_kill", 0)
+    readings.oom_kills = oom_kills(directory)
+
+
+def oom_kills(directory: Path) -> int:
+    """Processes the limit has killed."""
+    return files.keyed(directory / "memory.oom_control").get("oom_kill", 0)

@@ -19,4 +19,9 @@ def read(directory: Path, readings: Readings) -> None:
     readings.memory_bytes = files.number(directory / "memory.current")
     readings.memory_peak_bytes = files.number(directory / "memory.peak")
     readings.memory_limit_bytes = files.number(directory / "memory.max")
-    readings.oom_kills = files.keyed(directory / "memory.events").get("oom_kill", 0)
+    readings.oom_kills = oom_kills(directory)
+
+
+def oom_kills(directory: Path) -> int:
+    """Processes the limit has killed."""
+    return files.keyed(directory / "memory.events").get("oom_kill", 0)
