@@ -1,1 +1,55 @@
-"""libdsec, the client library: `_async` by hand, `_sync` generated from it, one transport seam."""
+"""libdsec, the client library: `_async` by hand, `_sync` generated from it, one transport seam.
+
+Knows the public API (dsec.wire) and nothing behind it. Start reading at `_async/client.py`; calls
+and retries are in `_async/call.py`, connections in `_async/transport.py`, without I/O `_http.py`.
+"""
+
+from dsec.sdk._async.client import Batch, DSecClient
+from dsec.sdk._async.command import Command, CommandEvents
+from dsec.sdk._async.files import Files, FileStream, ResponseStream, Watch
+from dsec.sdk._async.images import ImageEvents, Images
+from dsec.sdk._async.sandbox import Sandbox
+from dsec.sdk._async.session import Session
+from dsec.sdk._async.transport import HttpTransport, PortStream, Response, Transport
+from dsec.sdk._http import ConnectionFailed, Request
+from dsec.sdk._tar import Unpacked
+from dsec.sdk._version import VERSION
+from dsec.sdk.models import (
+    CommandFailed,
+    DSecContainerRunArgs,
+    ExecResult,
+    FileInfo,
+    Progress,
+    TextDecoder,
+    WatchEvent,
+)
+
+__all__ = [
+    "VERSION",
+    "Batch",
+    "Command",
+    "CommandEvents",
+    "CommandFailed",
+    "ConnectionFailed",
+    "DSecClient",
+    "DSecContainerRunArgs",
+    "ExecResult",
+    "FileInfo",
+    "FileStream",
+    "Files",
+    "HttpTransport",
+    "ImageEvents",
+    "Images",
+    "PortStream",
+    "Progress",
+    "Request",
+    "Response",
+    "ResponseStream",
+    "Sandbox",
+    "Session",
+    "TextDecoder",
+    "Transport",
+    "Unpacked",
+    "Watch",
+    "WatchEvent",
+]

@@ -61,7 +61,7 @@ class EdgeApi(Protocol):
         """Look at one, ended ones included while they are remembered. Raises NotFound."""
         ...
 
-    async def list(self, matching: ListFilter) -> list[SandboxView]:
+    async def list_sandboxes(self, matching: ListFilter) -> list[SandboxView]:
         """Look at all that match, newest first."""
         ...
 

@@ -1,0 +1,443 @@
+//! `tar_out` and `tar_in`. Every step into the tree is relative to a descriptor: names in an archive
+//! and symbolic links in the tree decide nothing about where a file ends up outside of `path`.
+
+use super::{Answer, Channel, Request, Stop};
+use crate::serve::proto::{pack, Refusal, UNSUPPORTED};
+use rustix::fs::{
+    AtFlags, Dir, FileType, Gid, Mode, OFlags, ResolveFlags, Stat, Timespec, Timestamps, Uid, CWD,
+};
+use rustix::io::Errno;
+use serde::Serialize;
+use std::collections::HashMap;
+use std::ffi::OsStr;
+use std::fs::File;
+use std::io::{self, BufWriter, Read, Write};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use tar::{Archive, Builder, EntryType, Header};
+
+#[derive(Debug, Serialize)]
+struct Entries {
+    entries: u64,
+}
+
+/// The archive as DATA.
+struct Outgoing<'a>(&'a Channel);
+
+impl Write for Outgoing<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let part = bytes.get(..bytes.len().min(128 * 1024)).unwrap_or(&[]);
+        self.0.data(part)?;
+        Ok(part.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// The archive as it comes in.
+struct Incoming<'a> {
+    channel: &'a Channel,
+    buffer: Vec<u8>,
+    at: usize,
+    abandoned: bool,
+}
+
+impl Read for Incoming<'_> {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        if self.at >= self.buffer.len() {
+            self.at = 0;
+            if let Err(error) = self.channel.receive(&mut self.buffer) {
+                self.abandoned = true;
+                return Err(error);
+            }
+        }
+        let rest = self.buffer.get(self.at..).unwrap_or(&[]);
+        let size = rest.len().min(into.len());
+        if let (Some(to), Some(from)) = (into.get_mut(..size), rest.get(..size)) {
+            to.copy_from_slice(from);
+        }
+        self.at += size;
+        Ok(size)
+    }
+}
+
+/// A file that has changed its size since its header was written still fills exactly that size.
+struct Exactly<R> {
+    inner: R,
+    left: u64,
+}
+
+impl<R: Read> Read for Exactly<R> {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        let want = usize::try_from(self.left).unwrap_or(usize::MAX).min(into.len());
+        let Some(into) = into.get_mut(..want) else { return Ok(0) };
+        let mut size = self.inner.read(into)?;
+        if size == 0 {
+            into.fill(0);
+            size = want;
+        }
+        self.left -= u64::try_from(size).unwrap_or(0);
+        Ok(size)
+    }
+}
+
+struct Packer<'a> {
+    out: Builder<BufWriter<Outgoing<'a>>>,
+    entries: u64,
+    /// First name of every file that has more than one.
+    links: HashMap<(u64, u64), PathBuf>,
+}
+
+fn header_of(stat: &Stat, kind: EntryType, size: u64) -> Header {
+    let mut header = Header::new_gnu();
+    header.set_entry_type(kind);
+    header.set_mode(stat.st_mode & 0o7777);
+    header.set_uid(u64::from(stat.st_uid));
+    header.set_gid(u64::from(stat.st_gid));
+    header.set_mtime(u64::try_from(stat.st_mtime).unwrap_or(0));
+    header.set_size(size);
+    header
+}
+
+impl Packer<'_> {
+    /// One name in a directory, and all below it.
+    fn add(&mut self, dir: BorrowedFd<'_>, name: &OsStr, path: &Path) -> io::Result<()> {
+        let stat = match rustix::fs::statat(dir, name, AtFlags::SYMLINK_NOFOLLOW) {
+            Ok(stat) => stat,
+            // Gone since the directory was read.
+            Err(Errno::NOENT) => return Ok(()),
+            Err(errno) => return Err(errno.into()),
+        };
+        let kind = FileType::from_raw_mode(stat.st_mode);
+        self.entries += 1;
+        match kind {
+            FileType::Directory => {
+                let mut header = header_of(&stat, EntryType::Directory, 0);
+                self.out.append_data(&mut header, path, io::empty())?;
+                let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+                let fd = rustix::fs::openat(dir, name, flags, Mode::empty())?;
+                self.add_below(&fd, path)
+            }
+            FileType::Symlink => {
+                let target = rustix::fs::readlinkat(dir, name, Vec::new())?;
+                let mut header = header_of(&stat, EntryType::Symlink, 0);
+                self.out.append_link(&mut header, path, OsStr::from_bytes(target.to_bytes()))
+            }
+            FileType::RegularFile => self.add_file(dir, name, path, &stat),
+            FileType::Fifo => {
+                let mut header = header_of(&stat, EntryType::Fifo, 0);
+                self.out.append_data(&mut header, path, io::empty())
+            }
+            // Sockets mean nothing elsewhere; devices cannot be made again inside.
+            _ => {
+                self.entries -= 1;
+                Ok(())
+            }
+        }
+    }
+
+    fn add_file(
+        &mut self,
+        dir: BorrowedFd<'_>,
+        name: &OsStr,
+        path: &Path,
+        stat: &Stat,
+    ) -> io::Result<()> {
+        if stat.st_nlink > 1 {
+            if let Some(first) = self.links.get(&(stat.st_dev, stat.st_ino)) {
+                let mut header = header_of(stat, EntryType::Link, 0);
+                return self.out.append_link(&mut header, path, first);
+            }
+            self.links.insert((stat.st_dev, stat.st_ino), path.to_path_buf());
+        }
+        // Not a FIFO put in its place meanwhile: that would wait.
+        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
+        let file = File::from(rustix::fs::openat(dir, name, flags, Mode::empty())?);
+        let left = u64::try_from(stat.st_size).unwrap_or(0);
+        let mut header = header_of(stat, EntryType::Regular, left);
+        self.out.append_data(&mut header, path, Exactly { inner: file, left })
+    }
+
+    fn add_below(&mut self, dir: &OwnedFd, path: &Path) -> io::Result<()> {
+        let mut names = Vec::new();
+        for entry in Dir::read_from(dir)? {
+            let entry = entry?;
+            if !matches!(entry.file_name().to_bytes(), b"." | b"..") {
+                names.push(OsStr::from_bytes(entry.file_name().to_bytes()).to_owned());
+            }
+        }
+        names.sort_unstable();
+        for name in names {
+            self.add(dir.as_fd(), &name, &path.join(&name))?;
+        }
+        Ok(())
+    }
+}
+
+pub(super) fn tar_out(request: &Request, channel: &Channel) -> Answer {
+    let path = request.path();
+    let shown = path.as_os_str().as_bytes();
+    let fail = |e: io::Error| match e.raw_os_error() {
+        Some(libc::EPIPE) => Stop::Abandoned,
+        _ => Refusal::file("tar_out", shown, &e).into(),
+    };
+    let meta = path.metadata().map_err(fail)?;
+    let out = Builder::new(BufWriter::with_capacity(128 * 1024, Outgoing(channel)));
+    let mut packer = Packer { out, entries: 0, links: HashMap::new() };
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    if meta.is_dir() {
+        let dir = rustix::fs::open(&path, flags, Mode::empty()).map_err(|e| fail(e.into()))?;
+        packer.add_below(&dir, Path::new("")).map_err(fail)?;
+    } else {
+        let parent = path.parent().unwrap_or(Path::new("/"));
+        let dir = rustix::fs::open(parent, flags, Mode::empty()).map_err(|e| fail(e.into()))?;
+        let name = path.file_name().unwrap_or(OsStr::new(""));
+        packer.add(dir.as_fd(), name, Path::new(name)).map_err(fail)?;
+    }
+    let entries = packer.entries;
+    let mut out = packer.out.into_inner().map_err(fail)?;
+    out.flush().map_err(fail)?;
+    Ok(pack(&Entries { entries }))
+}
+
+/// The parts of an entry's name: nothing absolute, nothing upwards. None for the directory itself.
+fn safe_name(name: &[u8]) -> Result<Option<(PathBuf, &OsStr)>, Refusal> {
+    if name.starts_with(b"/") || name.contains(&0) {
+        return Err(Refusal::invalid("an absolute name in the archive").path(name));
+    }
+    let mut parts = Vec::new();
+    for part in name.split(|b| *b == b'/') {
+        match part {
+            b"" | b"." => {}
+            b".." => return Err(Refusal::invalid("'..' in a name in the archive").path(name)),
+            part => parts.push(OsStr::from_bytes(part)),
+        }
+    }
+    Ok(parts.pop().map(|last| (parts.iter().collect(), last)))
+}
+
+struct Unpacker {
+    root: OwnedFd,
+    resolve: ResolveFlags,
+    is_root: bool,
+    /// Directories get their modes and times last: first they must take their contents.
+    dirs: Vec<(PathBuf, u32, u64)>,
+}
+
+impl Unpacker {
+    fn open(&self, path: &Path, flags: OFlags) -> Result<OwnedFd, Errno> {
+        let path = if path.as_os_str().is_empty() { Path::new(".") } else { path };
+        let flags = flags | OFlags::CLOEXEC;
+        rustix::fs::openat2(&self.root, path, flags, Mode::empty(), self.resolve)
+    }
+
+    /// The directory an entry goes into, made if it is missing.
+    fn parent(&self, path: &Path) -> Result<OwnedFd, Errno> {
+        let flags = OFlags::PATH | OFlags::DIRECTORY;
+        match self.open(path, flags) {
+            Err(Errno::NOENT) => {
+                let above = self.parent(path.parent().unwrap_or(Path::new("")))?;
+                if let Some(name) = path.file_name() {
+                    match rustix::fs::mkdirat(&above, name, Mode::from_raw_mode(0o755)) {
+                        Ok(()) | Err(Errno::EXIST) => {}
+                        Err(errno) => return Err(errno),
+                    }
+                }
+                self.open(path, flags)
+            }
+            opened => opened,
+        }
+    }
+
+    fn own(&self, dir: &OwnedFd, name: &OsStr, header: &Header) -> io::Result<()> {
+        if self.is_root {
+            let id = |n: io::Result<u64>| n.ok().and_then(|n| u32::try_from(n).ok()).filter(|n| *n < u32::MAX);
+            let (uid, gid) = (id(header.uid()).map(Uid::from_raw), id(header.gid()).map(Gid::from_raw));
+            match rustix::fs::chownat(dir, name, uid, gid, AtFlags::SYMLINK_NOFOLLOW) {
+                // An id that does not exist in the sandbox: the file stays root's.
+                Ok(()) | Err(Errno::INVAL) => {}
+                Err(errno) => return Err(errno.into()),
+            }
+        }
+        Ok(())
+    }
+
+    fn dated(dir: &OwnedFd, name: &OsStr, mtime: u64) {
+        let at = Timespec { tv_sec: i64::try_from(mtime).unwrap_or(0), tv_nsec: 0 };
+        let times = Timestamps { last_access: at, last_modification: at };
+        let _ = rustix::fs::utimensat(dir, name, &times, AtFlags::SYMLINK_NOFOLLOW);
+    }
+
+    fn entry(&mut self, entry: &mut tar::Entry<'_, impl Read>) -> Result<bool, Unpacked> {
+        let name = entry.path_bytes().into_owned();
+        let Some((parent, last)) = safe_name(&name)? else { return Ok(false) };
+        let at = |e: io::Error| Unpacked::at(&name, e);
+        let dir = self.parent(&parent).map_err(|e| at(e.into()))?;
+        let header = entry.header().clone();
+        let mode = header.mode().unwrap_or(0o644) & 0o7777;
+        let mtime = header.mtime().unwrap_or(0);
+        let kind = header.entry_type();
+        if !kind.is_dir() {
+            match rustix::fs::unlinkat(&dir, last, AtFlags::empty()) {
+                Ok(()) | Err(Errno::NOENT) => {}
+                Err(errno) => return Err(at(errno.into())),
+            }
+        }
+        match kind {
+            EntryType::Directory => {
+                match rustix::fs::mkdirat(&dir, last, Mode::from_raw_mode(0o700)) {
+                    Ok(()) => {}
+                    // One that is there is used; a link to one stays a link.
+                    Err(Errno::EXIST) => {
+                        let place = parent.join(last);
+                        self.open(&place, OFlags::PATH | OFlags::DIRECTORY).map_err(|e| at(e.into()))?;
+                    }
+                    Err(errno) => return Err(at(errno.into())),
+                }
+                self.own(&dir, last, &header).map_err(at)?;
+                self.dirs.push((parent.join(last), mode, mtime));
+                return Ok(true);
+            }
+            EntryType::Regular | EntryType::Continuous | EntryType::GNUSparse => {
+                let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+                let fd = rustix::fs::openat(&dir, last, flags, Mode::from_raw_mode(0o600));
+                let mut file = File::from(fd.map_err(|e| at(e.into()))?);
+                io::copy(entry, &mut file).map_err(at)?;
+                self.own(&dir, last, &header).map_err(at)?;
+                rustix::fs::fchmod(&file, Mode::from_raw_mode(mode)).map_err(|e| at(e.into()))?;
+            }
+            EntryType::Symlink => {
+                let target = entry.link_name_bytes().unwrap_or_default().into_owned();
+                rustix::fs::symlinkat(OsStr::from_bytes(&target), &dir, last).map_err(|e| at(e.into()))?;
+                self.own(&dir, last, &header).map_err(at)?;
+            }
+            EntryType::Link => {
+                let target = entry.link_name_bytes().unwrap_or_default().into_owned();
+                let Some((place, target)) = safe_name(&target)? else { return Ok(false) };
+                let place = self.open(&place, OFlags::PATH | OFlags::DIRECTORY).map_err(|e| at(e.into()))?;
+                rustix::fs::linkat(&place, target, &dir, last, AtFlags::empty()).map_err(|e| at(e.into()))?;
+                return Ok(true);
+            }
+            EntryType::Fifo => {
+                let made = rustix::fs::mknodat(&dir, last, FileType::Fifo, Mode::from_raw_mode(mode), 0);
+                made.map_err(|e| at(e.into()))?;
+                self.own(&dir, last, &header).map_err(at)?;
+            }
+            EntryType::XGlobalHeader => return Ok(false),
+            _ => {
+                let refusal = Refusal::new(UNSUPPORTED, "a kind of file that cannot be made here");
+                return Err(refusal.path(&name).into());
+            }
+        }
+        Self::dated(&dir, last, mtime);
+        Ok(true)
+    }
+
+    fn settle(&mut self) {
+        for (path, mode, mtime) in std::mem::take(&mut self.dirs).into_iter().rev() {
+            if let Ok(fd) = self.open(&path, OFlags::RDONLY | OFlags::DIRECTORY) {
+                let at = Timespec { tv_sec: i64::try_from(mtime).unwrap_or(0), tv_nsec: 0 };
+                let times = Timestamps { last_access: at, last_modification: at };
+                let _ = rustix::fs::futimens(&fd, &times);
+                let _ = rustix::fs::fchmod(&fd, Mode::from_raw_mode(mode));
+            }
+        }
+    }
+}
+
+enum Unpacked {
+    Refused(Refusal),
+    Failed(io::Error),
+}
+
+impl Unpacked {
+    fn at(name: &[u8], error: io::Error) -> Self {
+        match error.raw_os_error() {
+            Some(libc::EXDEV) => Self::Refused(Refusal::invalid("it leads out of the directory").path(name)),
+            Some(_) => Self::Refused(Refusal::file("tar_in", name, &error)),
+            None => Self::Failed(error),
+        }
+    }
+}
+
+impl From<Refusal> for Unpacked {
+    fn from(refusal: Refusal) -> Self {
+        Self::Refused(refusal)
+    }
+}
+
+pub(super) fn tar_in(request: &Request, channel: &Channel) -> Answer {
+    let path = request.path();
+    let shown = path.as_os_str().as_bytes();
+    std::fs::create_dir_all(&path).map_err(|e| Refusal::file("tar_in", shown, &e))?;
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let root = rustix::fs::openat(CWD, &path, flags, Mode::empty());
+    let root = root.map_err(|e| Refusal::file("tar_in", shown, &e.into()))?;
+    // In the sandbox's own root an absolute link leads to where it says.
+    let within = if path == Path::new("/") { ResolveFlags::IN_ROOT } else { ResolveFlags::BENEATH };
+    let mut unpacker = Unpacker {
+        root,
+        resolve: within | ResolveFlags::NO_MAGICLINKS,
+        is_root: rustix::process::geteuid().is_root(),
+        dirs: Vec::new(),
+    };
+    let mut incoming = Incoming { channel, buffer: Vec::new(), at: 0, abandoned: false };
+    let done = unpack(&mut unpacker, &mut incoming);
+    unpacker.settle();
+    match done {
+        _ if incoming.abandoned => Err(Stop::Abandoned),
+        Ok(entries) => {
+            // Padding behind the archive's end.
+            let _ = io::copy(&mut incoming, &mut io::sink());
+            Ok(pack(&Entries { entries }))
+        }
+        Err(Unpacked::Refused(refusal)) => Err(refusal.into()),
+        Err(Unpacked::Failed(error)) => Err(Refusal::invalid(format!("not a tar archive: {error}")).into()),
+    }
+}
+
+fn unpack(unpacker: &mut Unpacker, incoming: &mut Incoming<'_>) -> Result<u64, Unpacked> {
+    let mut archive = Archive::new(incoming);
+    let mut count = 0;
+    for entry in archive.entries().map_err(Unpacked::Failed)? {
+        let mut entry = entry.map_err(Unpacked::Failed)?;
+        count += u64::from(unpacker.entry(&mut entry)?);
+    }
+    Ok(count)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn name(bytes: &[u8]) -> Option<Option<String>> {
+        let parts = safe_name(bytes).ok()?;
+        Some(parts.map(|(parent, last)| parent.join(last).to_string_lossy().into_owned()))
+    }
+
+    #[test]
+    fn names_stay_below() {
+        assert_eq!(name(b"a/b"), Some(Some("a/b".into())));
+        assert_eq!(name(b"./a//./b/"), Some(Some("a/b".into())));
+        assert_eq!(name(b"./"), Some(None));
+        assert_eq!(name(b""), Some(None));
+        assert_eq!(name(b"..a/b.."), Some(Some("..a/b..".into())));
+        for bad in [&b"/etc/passwd"[..], b"../x", b"a/../../x", b"a/..", b"..", b"a\0b"] {
+            assert_eq!(name(bad), None, "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn a_shrunken_file_fills_its_size() {
+        let mut out = Vec::new();
+        let mut reader = Exactly { inner: &b"abc"[..], left: 6 };
+        assert_eq!(reader.read_to_end(&mut out).ok(), Some(6));
+        assert_eq!(out, b"abc\0\0\0");
+        let mut out = Vec::new();
+        let mut reader = Exactly { inner: &b"abcdef"[..], left: 2 };
+        assert_eq!(reader.read_to_end(&mut out).ok(), Some(2));
+    }
+}

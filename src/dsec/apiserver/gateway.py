@@ -1,0 +1,84 @@
+"""Where every request comes in: who asks, may they, and where does it go."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+
+from starlette.requests import Request
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from dsec.apiserver.auth import Authenticator
+from dsec.base.ids import sandbox_id
+from dsec.control.access import Caller
+from dsec.control.edges import Edges
+from dsec.control.ownership import Ownership
+from dsec.iam.permissions import Permission
+
+PREFIX = "/v1/sandboxes/"
+_CALLER = "dsec.caller"
+_READ_ONLY = frozenset({"", "usage", "processes"})
+_DROPPED = re.compile(rb"authorization|x-api-key|x-dsec-.*|forwarded|x-forwarded-.*")
+"""Headers that stop here: keys are none of the edge's business, and `X-Dsec-*` is what the
+platform says to itself."""
+
+
+class Gateway:
+    """Authenticates, then serves here or passes on to the sandbox's edge (ASGI)."""
+
+    def __init__(
+        self,
+        here: ASGIApp,
+        authenticator: Authenticator,
+        ownership: Ownership,
+        edges: Edges,
+        public: Collection[str],
+    ) -> None:
+        self._here = here
+        self._authenticator = authenticator
+        self._ownership = ownership
+        self._edges = edges
+        self._public = frozenset(public)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one connection.
+
+        Raises:
+            Unauthenticated, PermissionDenied, NotFound, Unavailable: before anything is answered.
+        """
+        if scope["type"] == "lifespan" or scope["path"] in self._public:
+            await self._here(scope, receive, send)
+            return
+        caller = await self._authenticator.caller(scope["headers"])
+        path: str = scope["path"]
+        if path.startswith(PREFIX) and len(path) > len(PREFIX):
+            await self._pass_through(caller, path[len(PREFIX) :], scope, receive, send)
+            return
+        scope[_CALLER] = caller
+        await self._here(scope, receive, send)
+
+    async def _pass_through(
+        self, caller: Caller, rest: str, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        name, _, operation = rest.partition("/")
+        sandbox = sandbox_id(name)
+        permission = permission_for(scope.get("method", "GET"), operation)
+        await self._ownership.require(caller, permission, sandbox)
+        headers = [h for h in scope["headers"] if not _DROPPED.fullmatch(h[0])]
+        await self._edges.of(sandbox).forward({**scope, "headers": headers}, receive, send)
+
+
+def permission_for(method: str, operation: str) -> Permission:
+    """The right that an operation on a sandbox needs; `operation` is its path below the id."""
+    if method == "GET" and operation in _READ_ONLY:
+        return Permission.SANDBOX_READ
+    if method == "DELETE" and not operation:
+        return Permission.SANDBOX_STOP
+    return Permission.SANDBOX_OPERATE
+
+
+def caller_of(request: Request) -> Caller:
+    """Who sent a request the gateway let in."""
+    caller = request.scope[_CALLER]
+    assert isinstance(caller, Caller)  # noqa: S101 - set above, for every route that is not public
+    return caller

@@ -1,0 +1,67 @@
+"""The verbs of `dsec`, in the order its help shows them."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from dsec.cli import boundary, copying, images, inspecting, running, sandboxes
+from dsec.cli.options import COMMAND_CONTEXT, Json
+
+SANDBOXES = "Sandboxes"
+COMMANDS = "Commands and files"
+PLATFORM = "Images and nodes"
+
+app = typer.Typer(
+    name="dsec",
+    help="Sandboxes for AI agents: isolated, stateful, started in milliseconds.",
+    epilog="The API is at DSEC_API_URL with DSEC_API_KEY, else where `dsec up` said.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    rich_markup_mode="rich",
+)
+
+
+@app.callback()
+def options(
+    *,
+    debug: Annotated[bool, typer.Option("--debug", help="Show where errors come from.")] = False,
+) -> None:
+    """Sandboxes for AI agents: isolated, stateful, started in milliseconds."""
+    boundary.set_debug(debug=debug)
+
+
+app.command("run", rich_help_panel=SANDBOXES, context_settings=COMMAND_CONTEXT)(running.run)
+app.command("ls", rich_help_panel=SANDBOXES)(sandboxes.ls)
+app.command("stop", rich_help_panel=SANDBOXES)(sandboxes.stop)
+app.command("ps", rich_help_panel=SANDBOXES)(sandboxes.ps)
+app.command("stats", rich_help_panel=SANDBOXES)(sandboxes.stats)
+app.command("exec", rich_help_panel=COMMANDS, context_settings=COMMAND_CONTEXT)(running.execute)
+app.command("shell", rich_help_panel=COMMANDS)(running.shell)
+app.command("logs", rich_help_panel=COMMANDS)(inspecting.logs)
+app.command("cp", rich_help_panel=COMMANDS)(copying.cp)
+
+image = typer.Typer(help="Images sandboxes are started from.", no_args_is_help=True)
+image.command("ls")(images.ls)
+image.command("pull")(images.pull)
+image.command("import")(images.import_archive)
+image.command("build")(images.build)
+image.command("rm")(images.rm)
+app.add_typer(image, name="image", rich_help_panel=PLATFORM)
+
+node = typer.Typer(help="Nodes sandboxes run on.", no_args_is_help=True)
+node.command("ls")(inspecting.nodes)
+app.add_typer(node, name="node", rich_help_panel=PLATFORM)
+
+
+@app.command(rich_help_panel=PLATFORM)
+@boundary.verb
+async def version(*, json: Json = False) -> None:
+    """Show the versions of this client and of the platform it talks to."""
+    await inspecting.version(json=json)
+
+
+if __name__ == "__main__":
+    app()

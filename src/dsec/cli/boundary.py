@@ -1,0 +1,137 @@
+"""Where a verb begins and ends: the client it gets, and what its errors look like."""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+import traceback
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import ParamSpec
+
+import anyio
+import typer
+
+from dsec.base.errors import (
+    CapacityUnavailable,
+    DsecError,
+    InternalError,
+    NotFound,
+    QuotaExceeded,
+    SandboxGone,
+    StorageFull,
+    Unauthenticated,
+)
+from dsec.cli.output import clean
+from dsec.sdk import DSecClient
+
+P = ParamSpec("P")
+INTERRUPTED = 130
+PIPE_CLOSED = 141
+_settings = {"debug": False}
+
+
+def set_debug(*, debug: bool) -> None:
+    """Whether errors show where they come from."""
+    _settings["debug"] = debug or bool(os.environ.get("DSEC_DEBUG"))
+
+
+def verb(function: Callable[P, Awaitable[int | None]]) -> Callable[P, None]:
+    """An asynchronous function as a command: it runs, and its errors are a line and a status."""
+
+    @functools.wraps(function)
+    def command(*args: P.args, **kwargs: P.kwargs) -> None:
+        async def run() -> int | None:
+            return await function(*args, **kwargs)
+
+        raise typer.Exit(_guarded(run))
+
+    return command
+
+
+def _guarded(run: Callable[[], Awaitable[int | None]]) -> int:
+    try:
+        status = anyio.run(run) or 0
+        sys.stdout.flush()
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        # Whoever read us has gone; the interpreter must not stumble over it again at its exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return PIPE_CLOSED
+    except BaseExceptionGroup as group:
+        return report(_first(group))
+    except (DsecError, OSError) as exc:
+        return report(exc)
+    return status
+
+
+def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    inner = group.exceptions[0]
+    return _first(inner) if isinstance(inner, BaseExceptionGroup) else inner
+
+
+def report(exc: BaseException) -> int:
+    """Say what went wrong, and what to do about it; the exit status."""
+    if _settings["debug"]:
+        traceback.print_exception(exc)
+    match exc:
+        case DsecError():
+            text, status = exc.message, exc.exit_status
+        case KeyboardInterrupt():
+            return INTERRUPTED
+        case BrokenPipeError():
+            return PIPE_CLOSED
+        case OSError():
+            name = f"{exc.filename}: " if exc.filename else ""
+            text, status = f"{name}{exc.strerror or exc}", 74
+        case _:
+            raise exc
+    sys.stderr.write(f"error: {clean(text)}\n")
+    for line in advice(exc):
+        sys.stderr.write(f"  {clean(line)}\n")
+    return status
+
+
+_ADVICE: list[tuple[type[DsecError], dict[str, str], str]] = [
+    (
+        Unauthenticated,
+        {},
+        "set DSEC_API_KEY, or start your own platform with `dsec up`",
+    ),
+    (NotFound, {"kind": "sandbox"}, "`dsec ls --all` shows what became of it"),
+    (SandboxGone, {}, "`dsec ls --all` shows what became of it"),
+    (
+        NotFound,
+        {"kind": "image"},
+        "`dsec image ls` shows what there is; `dsec image pull` brings more",
+    ),
+    (
+        CapacityUnavailable,
+        {},
+        "`dsec node ls` shows how full it is; `dsec stop` makes room",
+    ),
+    (QuotaExceeded, {}, "`dsec ls` shows what counts; `dsec stop` makes room"),
+    (StorageFull, {}, "`dsec image rm` and `dsec stop` make room"),
+    (InternalError, {}, "this is a bug; the server's log says more"),
+]
+
+
+def advice(exc: BaseException) -> list[str]:
+    """What may help."""
+    return [
+        text
+        for kind, details, text in _ADVICE
+        if isinstance(exc, kind) and details.items() <= exc.details.items()
+    ]
+
+
+@asynccontextmanager
+async def client() -> AsyncIterator[DSecClient]:
+    """A client. A platform that does not answer at first is reported at once: somebody waits."""
+    dsec = DSecClient()
+    try:
+        yield await dsec.open(unreachable_s=0)
+    finally:
+        await dsec.close()

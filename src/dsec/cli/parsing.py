@@ -1,0 +1,87 @@
+"""What people write on a command line, as values."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+
+from dsec.base.errors import InvalidRequest
+from dsec.base.quantity import MIB, parse_size_bytes
+
+_DURATION = re.compile(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+(?:\.\d+)?)s?)?")
+
+
+def pairs(items: Sequence[str], what: str) -> dict[str, str]:
+    """`KEY=VALUE` items.
+
+    Raises:
+        InvalidRequest: one has no `=`.
+    """
+    found: dict[str, str] = {}
+    for item in items:
+        key, equals, value = item.partition("=")
+        if not equals or not key:
+            raise InvalidRequest(f"{what} {item!r} must be KEY=VALUE")
+        found[key] = value
+    return found
+
+
+def environment(items: Sequence[str]) -> dict[str, str]:
+    """`KEY=VALUE`, or `KEY` for the value it has here; one that has none is left out."""
+    full = [
+        item if "=" in item else f"{item}={os.environ[item]}"
+        for item in items
+        if "=" in item or item in os.environ
+    ]
+    return pairs(full, "variable")
+
+
+def memory_mb(text: str) -> int:
+    """`512M`, `4G`; a plain number is MiB.
+
+    Raises:
+        InvalidRequest: it is no size.
+    """
+    size = int(text) if text.isdigit() else parse_size_bytes(text) // MIB
+    if size < 1:
+        raise InvalidRequest(f"{text!r} is less than 1 MiB")
+    return size
+
+
+def seconds(text: str) -> float | None:
+    """`90`, `90s`, `5m`, `1h30m`, `2d`; `none` is None.
+
+    Raises:
+        InvalidRequest: it is no time span.
+    """
+    if text.lower() in {"none", "never"}:
+        return None
+    match = _DURATION.fullmatch(text.strip().lower())
+    if not match or not text.strip():
+        raise InvalidRequest(f"{text!r} is not a time such as 90s, 5m, 1h30m or none")
+    days, hours, minutes, rest = (float(part or 0) for part in match.groups())
+    total = ((days * 24 + hours) * 60 + minutes) * 60 + rest
+    if total <= 0:
+        raise InvalidRequest(f"{text!r} must be more than nothing; for no limit say none")
+    return total
+
+
+def network(allow: Sequence[str], deny: Sequence[str]) -> dict[str, bool]:
+    """Rules from two options; a name in both is denied."""
+    return dict.fromkeys(allow, True) | dict.fromkeys(deny, False)
+
+
+def command(words: Sequence[str]) -> list[str]:
+    """The command after the name it is for, with or without `--` between them.
+
+    Raises:
+        InvalidRequest: options of ours stand where the command should.
+    """
+    if words and words[0] == "--":
+        return list(words[1:])
+    if words and words[0].startswith("-"):
+        raise InvalidRequest(
+            f"{words[0]!r} would be the command; options stand before the image or sandbox"
+        )
+    return list(words)

@@ -1,0 +1,222 @@
+"""An edge in another process: its API and its pass-through over HTTP, by TCP or a Unix socket.
+
+The transport is used without a client around it: headers must arrive as they were sent, and bytes
+must not be decoded on the way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from typing import TypeVar
+from urllib.parse import quote, urlencode
+
+import httpx
+import msgspec
+
+from dsec.base.errors import DsecError, Unavailable, error_from
+from dsec.wire.edge_v1 import CreateOnEdge, ImageEvent, ListFilter
+from dsec.wire.public_v1 import (
+    BuildImage,
+    ErrorAnswer,
+    ImageProgress,
+    ImageReady,
+    ImageView,
+    NodeView,
+    PullImage,
+)
+from dsec.wire.sandbox import Heartbeat, SandboxView, StreamError
+
+T = TypeVar("T")
+
+CONNECT_TIMEOUT_S = 1.0
+READ_TIMEOUT_S = 60.0
+"""Between two pieces of an answer. Edges send something every 15 s while they are busy, so a longer
+silence is a dead node or a broken path to it."""
+IDLE_CONNECTION_S = 30.0
+"""Less than the edge's own limit, so that it is never the edge that closes first."""
+
+
+class EdgeLink:
+    """Connections to one edge."""
+
+    def __init__(self, url: str, unix_socket: str = "", token: str = "") -> None:
+        """Describe the way to an edge; nothing is opened yet.
+
+        Args:
+            url: `http://host:port`; with a Unix socket only a name for it.
+            unix_socket: path of the socket, or empty for TCP.
+            token: what the edge wants to see in `Authorization`, or empty.
+        """
+        self.url = httpx.URL(url)
+        self.unix_socket = unix_socket
+        self.token = token
+        self._transport = httpx.AsyncHTTPTransport(
+            uds=unix_socket or None,
+            limits=httpx.Limits(
+                max_connections=None,
+                max_keepalive_connections=128,
+                keepalive_expiry=IDLE_CONNECTION_S,
+            ),
+        )
+
+    @property
+    def address(self) -> str:
+        """The way in words."""
+        return self.unix_socket or str(self.url)
+
+    def own_headers(self) -> list[tuple[bytes, bytes]]:
+        """Headers every request to this edge carries."""
+        host = [(b"host", self.url.netloc)]
+        return [*host, (b"authorization", f"Bearer {self.token}".encode())] if self.token else host
+
+    async def open(
+        self,
+        method: str,
+        raw_path: bytes,
+        headers: list[tuple[bytes, bytes]],
+        content: bytes | AsyncIterator[bytes] | None,
+    ) -> httpx.Response:
+        """Send a request; the answer's body is still to be read, and to be closed.
+
+        Raises:
+            Unavailable: no answer; `details["sent"]` is False if the edge cannot have seen it.
+        """
+        request = httpx.Request(
+            method,
+            self.url.copy_with(raw_path=raw_path),
+            headers=[*self.own_headers(), *headers],
+            content=content,
+            extensions={
+                "timeout": {
+                    "connect": CONNECT_TIMEOUT_S,
+                    "pool": CONNECT_TIMEOUT_S,
+                    "read": READ_TIMEOUT_S,
+                    "write": READ_TIMEOUT_S,
+                }
+            },
+        )
+        try:
+            return await self._transport.handle_async_request(request)
+        except (httpx.ConnectError, httpx.ConnectTimeout) as exc:
+            raise Unavailable(f"the edge at {self.address} is away", sent=False) from exc
+        except httpx.TransportError as exc:
+            raise self.broken(exc) from exc
+
+    def broken(self, exc: Exception) -> Unavailable:
+        """The error for a connection that broke after something was sent."""
+        return Unavailable(f"the edge at {self.address} broke off: {type(exc).__name__}")
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await self._transport.aclose()
+
+
+class HttpEdge:
+    """An edge's API (`dsec.wire.edge_v1.EdgeApi`) over HTTP."""
+
+    def __init__(self, link: EdgeLink) -> None:
+        self._link = link
+
+    async def describe(self) -> NodeView:
+        """How the node is. Raises Unavailable."""
+        return await self._call("GET", "node", NodeView)
+
+    async def create(self, request: CreateOnEdge) -> SandboxView:
+        """Create a sandbox and wait until it runs; raises as `EdgeApi.create`."""
+        return await self._call("POST", "sandboxes", SandboxView, request)
+
+    async def get(self, sandbox: str) -> SandboxView:
+        """Look at one. Raises NotFound."""
+        return await self._call("GET", f"sandboxes/{quote(sandbox, safe='')}", SandboxView)
+
+    async def list_sandboxes(self, matching: ListFilter) -> list[SandboxView]:
+        """Look at all that match, newest first."""
+        return await self._call("POST", "sandboxes:list", list[SandboxView], matching)
+
+    async def stop(self, sandbox: str) -> SandboxView:
+        """Stop it and wait until nothing of it is left. Raises NotFound."""
+        return await self._call("DELETE", f"sandboxes/{quote(sandbox, safe='')}", SandboxView)
+
+    async def images(self) -> list[ImageView]:
+        """Images on this node."""
+        return await self._call("GET", "images", list[ImageView])
+
+    async def remove_image(self, name: str) -> None:
+        """Forget an image. Raises NotFound, Conflict."""
+        await self._call("DELETE", "images", object, query={"name": name})
+
+    def pull_image(self, request: PullImage) -> AsyncIterator[ImageEvent]:
+        """Import from a registry; progress, then `ImageReady`."""
+        return self._stream("images/pull", msgspec.json.encode(request))
+
+    def build_image(self, request: BuildImage) -> AsyncIterator[ImageEvent]:
+        """Build a distribution image; progress, then `ImageReady`."""
+        return self._stream("images/build", msgspec.json.encode(request))
+
+    def import_image(self, name: str, archive: AsyncIterator[bytes]) -> AsyncIterator[ImageEvent]:
+        """Import an archive as it streams in."""
+        return self._stream("images/import", archive, {"name": name})
+
+    async def _call(
+        self,
+        method: str,
+        path: str,
+        shape: type[T],
+        body: msgspec.Struct | None = None,
+        query: Mapping[str, str] | None = None,
+    ) -> T:
+        content = None if body is None else msgspec.json.encode(body)
+        response = await self._link.open(method, _raw_path(path, query), [], content)
+        try:
+            answer = (await response.aread()).lstrip()
+        except httpx.TransportError as exc:
+            raise self._link.broken(exc) from exc
+        finally:
+            await response.aclose()
+        # An answer that took long may be an error under a status sent before (spec/rest.md).
+        if response.status_code >= 300 or answer.startswith(b'{"error":'):
+            raise _error_in(response.status_code, answer)
+        return msgspec.json.decode(answer or b"null", type=shape)
+
+    async def _stream(
+        self,
+        path: str,
+        content: bytes | AsyncIterator[bytes],
+        query: Mapping[str, str] | None = None,
+    ) -> AsyncIterator[ImageEvent]:
+        response = await self._link.open("POST", _raw_path(path, query), [], content)
+        try:
+            if response.status_code >= 300:
+                raise _error_in(response.status_code, await response.aread())
+            async for line in response.aiter_lines():
+                match _EVENT.decode(line):
+                    case StreamError() as error:
+                        raise error_from(
+                            error.code, error.message, error.details, error.http_status
+                        )
+                    case Heartbeat():
+                        continue
+                    case event:
+                        yield event
+                        if isinstance(event, ImageReady):
+                            return
+        except httpx.TransportError as exc:
+            raise self._link.broken(exc) from exc
+        finally:
+            await response.aclose()
+        raise Unavailable(f"the edge at {self._link.address} broke off in the middle")
+
+
+_EVENT = msgspec.json.Decoder(ImageProgress | ImageReady | Heartbeat | StreamError)
+
+
+def _raw_path(path: str, query: Mapping[str, str] | None) -> bytes:
+    return f"/edge/v1/{path}{'?' + urlencode(query) if query else ''}".encode()
+
+
+def _error_in(status: int, body: bytes) -> DsecError:
+    try:
+        error = msgspec.json.decode(body, type=ErrorAnswer).error
+    except msgspec.MsgspecError:
+        return Unavailable(f"the edge answered {status} and no error of ours")
+    return error_from(error.code, error.message, error.details, status)

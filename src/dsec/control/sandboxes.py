@@ -1,0 +1,272 @@
+"""Sandboxes: create one or many, list. What is done to one is passed through to its edge."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+import anyio
+import anyio.abc
+import msgspec
+
+from dsec.base.clock import Clock
+from dsec.base.errors import (
+    CapacityUnavailable,
+    Conflict,
+    DeadlineExceeded,
+    DsecError,
+    InvalidRequest,
+    NotFound,
+    StorageFull,
+    Unavailable,
+    Unsupported,
+)
+from dsec.base.ids import NodeId, ProjectId, SandboxId, mint_sandbox_id, node_of, sandbox_id
+from dsec.control.access import Caller
+from dsec.control.claims import Claims
+from dsec.control.edges import Edges
+from dsec.control.flights import Flights
+from dsec.control.ownership import Ownership
+from dsec.iam.permissions import Permission
+from dsec.placement.choose import Refusal, choose
+from dsec.store.records import Claim
+from dsec.wire.edge_v1 import CreateOnEdge
+from dsec.wire.public_v1 import BatchItem, CreateBatch, ErrorBody
+from dsec.wire.sandbox import SandboxSpec, SandboxView
+
+CREATE_TIMEOUT_S = 300.0
+BATCH_AT_ONCE = 32
+"""Creations of one batch in flight; a batch of thousands must not starve single creations."""
+MAX_KEY_LENGTH = 200
+CLAIMS_KEPT_S = 2 * 86400.0
+
+
+@dataclass(eq=False)
+class Creation:
+    """One creation on its way, with what has refused it so far."""
+
+    project: ProjectId
+    spec: SandboxSpec
+    key: str = ""
+    tried: set[NodeId] = field(default_factory=set)
+    refusal: DsecError | None = None
+
+
+class Sandboxes:
+    """The use cases."""
+
+    def __init__(
+        self,
+        edges: Edges,
+        claims: Claims,
+        ownership: Ownership,
+        clock: Clock,
+        rng: random.Random | None = None,
+    ) -> None:
+        self._edges = edges
+        self._claims = claims
+        self._ownership = ownership
+        self._clock = clock
+        self._rng = rng or random.Random()  # noqa: S311 - load, not secrets
+        self._flights = Flights()
+
+    async def create(self, caller: Caller, spec: SandboxSpec, key: str = "") -> SandboxView:
+        """Create a sandbox and wait until it runs.
+
+        Args:
+            caller: who asks; the sandbox belongs to the caller's project.
+            spec: what is wanted.
+            key: the idempotency key: the same key gives the same sandbox.
+
+        Raises:
+            PermissionDenied: the caller may not create sandboxes.
+            Conflict: the key was used for a different request.
+            CapacityUnavailable: every node refused; nothing was started.
+            NotFound, Unsupported, StartFailed, Unavailable, DeadlineExceeded: as the edge says.
+        """
+        caller.require(Permission.SANDBOX_CREATE, caller.project)
+        if len(key) > MAX_KEY_LENGTH:
+            raise InvalidRequest(f"the idempotency key is over {MAX_KEY_LENGTH} characters")
+        creation = Creation(caller.project, spec, key)
+        if not key:
+            return await self._create_anew(creation)
+        # Within this process one at a time; the claims hold between processes.
+        async with self._flights.alone((creation.project, key)):
+            return await self._create_claimed(creation)
+
+    async def _create_anew(self, creation: Creation) -> SandboxView:
+        while True:
+            sandbox = mint_sandbox_id(self._place(creation))
+            try:
+                return await self._create_on_edge(creation, sandbox)
+            except DsecError as exc:
+                self._note_refusal(creation, node_of(sandbox), exc)
+
+    async def _create_claimed(self, creation: Creation) -> SandboxView:
+        claim = await self._claim(creation)
+        while True:
+            try:
+                view = await self._create_on_edge(creation, claim.sandbox)
+            except DsecError as exc:
+                if claim.settled:
+                    raise
+                claim = await self._move(creation, claim, exc)
+                continue
+            if claim.settled or await self._settle(creation, claim.sandbox):
+                return view
+            # Another process found this node full and moved the key: there must be one sandbox.
+            await self._edges.of(claim.sandbox).api.stop(claim.sandbox)
+            claim = await self._found(creation)
+
+    async def _claim(self, creation: Creation) -> Claim:
+        digest = _digest(creation.spec)
+        try:
+            wanted = Claim(mint_sandbox_id(self._place(creation)), digest)
+        except DsecError:
+            # Nowhere to put a new one, but this may be a repeat.
+            found = await self._claims.find(creation.project, creation.key)
+            if found is None:
+                raise
+            claim = found
+        else:
+            claim = await self._claims.claim(creation.project, creation.key, wanted)
+        if claim.digest != digest:
+            raise Conflict("the idempotency key was used for a different request", kind="key")
+        return claim
+
+    async def _move(self, creation: Creation, claim: Claim, exc: DsecError) -> Claim:
+        node = node_of(claim.sandbox)
+        if node in creation.tried:
+            raise exc
+        self._note_refusal(creation, node, exc)
+        other = mint_sandbox_id(self._place(creation))
+        moved = await self._claims.move(creation.project, creation.key, claim.sandbox, other)
+        return moved or await self._found(creation)
+
+    async def _settle(self, creation: Creation, sandbox: SandboxId) -> bool:
+        return await self._claims.settle(creation.project, creation.key, sandbox)
+
+    async def _found(self, creation: Creation) -> Claim:
+        claim = await self._claims.find(creation.project, creation.key)
+        if claim is None:
+            raise Conflict("the idempotency key was forgotten while it was used", kind="key")
+        return claim
+
+    def _place(self, creation: Creation) -> NodeId:
+        choice = choose(
+            self._edges.views(), creation.spec, self._edges.overlay, self._rng, creation.tried
+        )
+        if not isinstance(choice, Refusal):
+            return choice
+        if choice.kind == "unsupported":
+            raise Unsupported(f"no node has the {creation.spec.backend} backend")
+        if choice.kind == "away":
+            raise Unavailable(f"no node can be reached: {choice.explain()}")
+        assert creation.refusal is not None  # noqa: S101 - "tried" means that one refused
+        raise creation.refusal
+
+    def _note_refusal(self, creation: Creation, node: NodeId, exc: DsecError) -> None:
+        """Remember a refusal another node may not repeat; raise any other."""
+        if not _nothing_started(exc):
+            raise exc
+        creation.tried.add(node)
+        creation.refusal = exc
+
+    async def _create_on_edge(self, creation: Creation, sandbox: SandboxId) -> SandboxView:
+        edge = self._edges.of(sandbox)
+        self._edges.placed(node_of(sandbox))
+        request = CreateOnEdge(id=sandbox, project=creation.project, spec=creation.spec)
+        try:
+            with anyio.fail_after(CREATE_TIMEOUT_S):
+                view = await edge.api.create(request)
+        except TimeoutError:
+            raise DeadlineExceeded(f"creating {sandbox} took over {CREATE_TIMEOUT_S} s") from None
+        self._ownership.learn(sandbox, creation.project)
+        return view
+
+    @asynccontextmanager
+    async def create_batch(
+        self, caller: Caller, batch: CreateBatch, key: str = ""
+    ) -> AsyncIterator[AsyncIterator[BatchItem]]:
+        """Create many alike; within the context, items come as each is ready.
+
+        Leaving the context early gives up those not ready yet.
+
+        Raises:
+            PermissionDenied: the caller may not create sandboxes.
+        """
+        caller.require(Permission.SANDBOX_CREATE, caller.project)
+        numbers = iter(range(batch.count))
+        # A slow reader holds the workers up: it cannot use more sandboxes than it reads about.
+        send, receive = anyio.create_memory_object_stream[BatchItem](BATCH_AT_ONCE)
+
+        async def worker(done: anyio.abc.ObjectSendStream[BatchItem]) -> None:
+            async with done:
+                for index in numbers:
+                    await done.send(await self._batch_item(caller, batch.spec, index, key))
+
+        async with anyio.create_task_group() as group, receive:
+            async with send:
+                for _ in range(min(BATCH_AT_ONCE, batch.count)):
+                    group.start_soon(worker, send.clone())
+            yield receive
+            group.cancel_scope.cancel()
+
+    async def _batch_item(
+        self, caller: Caller, spec: SandboxSpec, index: int, key: str
+    ) -> BatchItem:
+        try:
+            view = await self.create(caller, spec, f"{key}.{index}" if key else "")
+        except DsecError as exc:
+            body = ErrorBody(
+                code=exc.code, message=exc.message, retryable=exc.retryable, details=exc.details
+            )
+            return BatchItem(index=index, error=body)
+        return BatchItem(index=index, sandbox=view)
+
+    async def get(self, caller: Caller, sandbox: str) -> SandboxView:
+        """Look at one.
+
+        Raises:
+            NotFound: there is none, or not for this caller. Unavailable: its edge is away.
+        """
+        known = sandbox_id(sandbox)
+        await self._ownership.require(caller, Permission.SANDBOX_READ, known)
+        return await self._edges.of(known).api.get(known)
+
+    async def stop(self, caller: Caller, sandbox: str) -> SandboxView:
+        """Stop one and wait until nothing of it is left.
+
+        Raises:
+            NotFound: there is none, or not for this caller. PermissionDenied.
+            Unavailable: its edge is away.
+        """
+        known = sandbox_id(sandbox)
+        await self._ownership.require(caller, Permission.SANDBOX_STOP, known)
+        return await self._edges.of(known).api.stop(known)
+
+    async def forget_old_claims(self) -> None:
+        """Drop idempotency keys nobody will repeat any more, once an hour, for ever."""
+        while True:
+            await self._claims.forget_before(self._clock.now() - CLAIMS_KEPT_S)
+            await anyio.sleep(3600)
+
+
+def _digest(spec: SandboxSpec) -> bytes:
+    return hashlib.sha256(msgspec.json.encode(spec, order="deterministic")).digest()
+
+
+def _nothing_started(exc: DsecError) -> bool:
+    """Whether a refusal is one that another node may not repeat."""
+    match exc:
+        case CapacityUnavailable() | StorageFull():
+            return True
+        case NotFound():
+            return exc.details.get("kind") == "image"
+        case Unavailable():
+            return exc.details.get("sent") is False
+        case _:
+            return False

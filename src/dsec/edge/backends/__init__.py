@@ -1,0 +1,1 @@
+"""What can hold a sandbox. Start at `interface.py`; everything above it is one code path."""

@@ -1,0 +1,219 @@
+"""Containers: an overlay on shared layers, own namespaces, aether as first process."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import resource
+import socket
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import anyio
+import msgspec
+from anyio.abc import ByteStream
+
+from dsec.base.clock import Clock
+from dsec.base.errors import InternalError, StartFailed, Unavailable, Unsupported
+from dsec.edge.backends.launch_spec import CommandLimits, launch_spec
+from dsec.edge.channel import gone
+from dsec.edge.connection import UnixConnection
+from dsec.edge.images import Images, record_of
+from dsec.edge.launcher import Launchers
+from dsec.edge.record import SandboxRecord
+from dsec.kit.blocking import in_thread
+from dsec.linux.cgroup import groups
+from dsec.linux.cgroup.detect import detect
+from dsec.linux.cgroup.interface import Layout
+from dsec.wire.public_v1 import Capability
+from dsec.wire.sandbox import SandboxSpec, Usage
+
+logger = logging.getLogger("dsec.edge.container")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ContainerConfig:
+    """Where things are on this node."""
+
+    node: str
+    state: Path
+    """The edge's state directory; what is below it must be on one file system."""
+    aether: Path
+    """The helper's binary."""
+    launchers: int = 0
+    """0 = one per processor, at most four."""
+    cgroup_parent: str = ""
+    """Where the node's groups go in each hierarchy; "" = at its top."""
+    commands: CommandLimits = field(default_factory=CommandLimits)
+
+
+class ContainerBackend:
+    """Sandboxes as containers of this host."""
+
+    def __init__(self, config: ContainerConfig, images: Images, clock: Clock) -> None:
+        self._config = config
+        self._images = images
+        self._clock = clock
+        self._launchers = Launchers(config.aether, config.launchers)
+        self._layout = Layout(base="")
+        self._nofile = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+
+    @property
+    def name(self) -> str:
+        """As in `SandboxSpec.backend`."""
+        return "container"
+
+    def capabilities(self) -> list[Capability]:
+        """Whether containers can be had, as found at start."""
+        missing = _missing(self._layout)
+        return [
+            Capability(
+                name="container",
+                available=not missing,
+                needed_for="sandboxes as containers",
+                detail=missing or f"{', '.join(_limited(self._layout))} are limited",
+            )
+        ]
+
+    def refuse(self, spec: SandboxSpec) -> None:
+        """Check what can be known before; see `Backend.refuse`."""
+        if missing := _missing(self._layout):
+            raise Unsupported(f"this node cannot hold containers: {missing}", backend=spec.backend)
+
+    def warnings(self, spec: SandboxSpec) -> list[str]:
+        """There is no network yet: what is allowed cannot be reached, which errs to the safe side."""
+        allowed = sorted(name for name, yes in spec.network_rules.items() if yes)
+        if not allowed:
+            return []
+        names = ", ".join(allowed)
+        return [f"network_rules: this node has no network for sandboxes; not reachable: {names}"]
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Find the control groups and keep the launchers running.
+
+        Raises:
+            OSError: the helper cannot be started, or the groups cannot be made.
+        """
+        self._layout = await in_thread("cgroup", self._settle_layout)
+        async with self._launchers.running():
+            yield
+        await in_thread("cgroup", groups.retire, self._layout)
+
+    def _settle_layout(self) -> Layout:
+        # A restarted edge must look where its sandboxes' groups are, whatever it would choose now.
+        file = self._config.state / "cgroups.json"
+        with contextlib.suppress(FileNotFoundError, msgspec.MsgspecError):
+            known = msgspec.json.decode(file.read_bytes(), type=Layout)
+            if groups.sandboxes(known):
+                return known
+        layout = detect(self._config.node, self._config.cgroup_parent)
+        groups.prepare(layout)
+        file.write_bytes(msgspec.json.encode(layout))
+        return layout
+
+    async def launch(self, record: SandboxRecord) -> None:
+        """Mount its layers and have a launcher do the rest."""
+        layers = await self._images.mount(record_of(record.image), record.id)
+        spec = launch_spec(
+            record,
+            [str(path) for path in layers],
+            self._layout,
+            self._config.commands,
+            self._nofile,
+        )
+        try:
+            reply = await self._launchers.launch(spec)
+        except Unavailable as exc:
+            raise StartFailed(exc.message, step="launcher") from exc
+        logger.debug("launched", extra={"sandbox_id": record.id, "micros": reply.micros})
+
+    async def connect(self, record: SandboxRecord) -> ByteStream:
+        """Connect to its socket."""
+        # After a restart of the edge nobody knows yet that the layers are in use.
+        self._images.rebuild_pins([(record.id, record.image.layers)])
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        sock.setblocking(False)
+        try:
+            await _connect(sock, record)
+            return await UnixConnection.open(sock)
+        except BaseException:
+            sock.close()
+            raise
+
+    async def kill(self, record: SandboxRecord) -> None:
+        """Kill its whole group."""
+        try:
+            await in_thread("cgroup", groups.kill, self._layout, record.id)
+        except TimeoutError as exc:
+            raise InternalError(str(exc)) from exc
+
+    async def clean(self, record: SandboxRecord) -> None:
+        """Remove groups, socket and mounts."""
+        await self._images.release(record.id)
+        try:
+            await in_thread("cgroup", self._remove, record.id, Path(record.socket))
+        except OSError as exc:
+            raise InternalError(f"{record.id} is not wholly removed: {exc}") from exc
+
+    def _remove(self, sandbox: str, address: Path) -> None:
+        groups.remove(self._layout, sandbox)
+        address.unlink(missing_ok=True)
+
+    async def usage(self, record: SandboxRecord) -> Usage:
+        """Read its groups."""
+        readings = await in_thread("cgroup", groups.usage, self._layout, record.id)
+        return Usage(
+            at=self._clock.now(),
+            cpu_s=readings.cpu_s,
+            memory_bytes=readings.memory_bytes,
+            memory_peak_bytes=readings.memory_peak_bytes,
+            memory_limit_bytes=readings.memory_limit_bytes,
+            pids=readings.pids,
+            oom_kills=readings.oom_kills,
+        )
+
+    def oom_kills(self, record: SandboxRecord) -> int:
+        """One small file of the kernel's own, some 20 microseconds: no thread is worth it."""
+        return groups.oom_kills(self._layout, record.id)
+
+    async def strays(self, known: frozenset[str]) -> list[str]:
+        """Remove groups of this node that belong to no sandbox."""
+        removed = []
+        for sandbox in await in_thread("cgroup", groups.sandboxes, self._layout):
+            if sandbox in known:
+                continue
+            await in_thread("cgroup", groups.kill, self._layout, sandbox)
+            await in_thread("cgroup", groups.remove, self._layout, sandbox)
+            await self._images.release(sandbox)
+            removed.append(f"control groups of {sandbox}")
+        return removed
+
+    def epitaph(self, sandbox: str) -> str:
+        """How its first process ended."""
+        return self._launchers.epitaph(sandbox)
+
+
+async def _connect(sock: socket.socket, record: SandboxRecord) -> None:
+    """Connect without blocking; a full backlog (EAGAIN) is waited out within the deadline."""
+    while True:
+        code = sock.connect_ex(record.socket)
+        if not code:
+            return
+        if code != errno.EAGAIN:
+            raise gone(record.id, "died", f"its socket does not answer: {errno.errorcode[code]}")
+        await anyio.sleep(0.005)
+
+
+def _missing(layout: Layout) -> str:
+    lacking = {"memory", "cpu", "pids"} - set(_limited(layout))
+    if lacking:
+        return f"no control group controller for {', '.join(sorted(lacking))} is mounted"
+    return "" if layout.v2 else "no cgroup v2 hierarchy is mounted"
+
+
+def _limited(layout: Layout) -> list[str]:
+    have = {*layout.v1, *layout.v2_controllers}
+    return [name for name in ("memory", "cpu", "pids") if name in have]

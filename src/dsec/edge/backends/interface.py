@@ -1,0 +1,104 @@
+"""The seam below the lifecycle: how a sandbox is made, reached and removed.
+
+A backend keeps no state of its own about a sandbox: everything it needs is in the record (journaled
+before `launch`), so that `connect`, `kill` and `clean` work just as well after an edge restart.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractAsyncContextManager
+from typing import Protocol, runtime_checkable
+
+from anyio.abc import ByteStream
+
+from dsec.edge.record import SandboxRecord
+from dsec.wire.public_v1 import Capability
+from dsec.wire.sandbox import SandboxSpec, Usage
+
+
+class Backend(Protocol):
+    """One way of holding sandboxes."""
+
+    @property
+    def name(self) -> str:
+        """As in `SandboxSpec.backend`."""
+        ...
+
+    def capabilities(self) -> list[Capability]:
+        """What it can and cannot do here, found out by trying. May be called often: no work."""
+        ...
+
+    def refuse(self, spec: SandboxSpec) -> None:
+        """Check that it can hold such a sandbox. Pure.
+
+        Raises:
+            Unsupported: it cannot; the message names the field.
+        """
+        ...
+
+    def warnings(self, spec: SandboxSpec) -> list[str]:
+        """What of the specification will not be had here, in words for the caller. Pure."""
+        ...
+
+    def running(self) -> AbstractAsyncContextManager[None]:
+        """Hold what the backend itself needs (helper processes) while the edge runs.
+
+        Sandboxes outlive it.
+        """
+        ...
+
+    async def launch(self, record: SandboxRecord) -> None:
+        """Make the sandbox; on return `connect` works. On failure nothing of it is left.
+
+        Raises:
+            StartFailed: with details step, path, errno.
+        """
+        ...
+
+    async def connect(self, record: SandboxRecord) -> ByteStream:
+        """Reach its aether: a fresh byte stream, on which the caller speaks first.
+
+        The newest connection wins; aether ends older ones. Works after an edge restart too.
+
+        Raises:
+            SandboxGone: nothing is there any more.
+        """
+        ...
+
+    async def kill(self, record: SandboxRecord) -> None:
+        """End all its processes at once. Harmless if there are none."""
+        ...
+
+    async def clean(self, record: SandboxRecord) -> None:
+        """Remove all that `launch` made, however far it came. Idempotent.
+
+        The sandbox's directory itself is the caller's.
+
+        Raises:
+            InternalError: something could not be removed; the message names it.
+        """
+        ...
+
+    async def usage(self, record: SandboxRecord) -> Usage:
+        """What it uses, as seen from outside. Fields that cannot be had are 0."""
+        ...
+
+    async def strays(self, known: frozenset[str]) -> list[str]:
+        """Remove what earlier runs left (groups, sockets) of sandboxes that are not `known` ids.
+
+        Returns what was removed, in words for the log.
+        """
+        ...
+
+    def epitaph(self, sandbox: str) -> str:
+        """How the sandbox's first process ended, if the backend heard; else ""."""
+        ...
+
+
+@runtime_checkable
+class CountsOomKills(Protocol):
+    """A backend whose memory limit kills from outside, where aether cannot see it."""
+
+    def oom_kills(self, record: SandboxRecord) -> int:
+        """Processes its memory limit has killed so far. Quick: called after every command."""
+        ...

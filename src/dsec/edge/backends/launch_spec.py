@@ -1,0 +1,124 @@
+"""What a container is launched with. Pure: facts in, LaunchSpec out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dsec.base.quantity import MIB
+from dsec.edge.record import SandboxRecord
+from dsec.linux.cgroup.interface import Bounds, Layout
+from dsec.linux.cgroup.plan import plan
+from dsec.wire.launch import LaunchSpec
+
+PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+MASKED_PATHS = [
+    # Docker's, plus what tells about or reaches the host's kernel, memory and firmware
+    "/proc/acpi",
+    "/proc/asound",
+    "/proc/config.gz",
+    "/proc/interrupts",
+    "/proc/kallsyms",
+    "/proc/kcore",
+    "/proc/keys",
+    "/proc/key-users",
+    "/proc/kmsg",
+    "/proc/kpagecgroup",
+    "/proc/kpagecount",
+    "/proc/kpageflags",
+    "/proc/latency_stats",
+    "/proc/modules",
+    "/proc/sched_debug",
+    "/proc/scsi",
+    "/proc/sysrq-trigger",
+    "/proc/timer_list",
+    "/proc/timer_stats",
+    "/proc/vmallocinfo",
+    "/sys/devices/system/cpu/vulnerabilities",
+    "/sys/devices/virtual/powercap",
+    "/sys/firmware",
+    "/sys/fs/bpf",
+    "/sys/fs/pstore",
+    "/sys/kernel/debug",
+    "/sys/kernel/security",
+    "/sys/kernel/tracing",
+]
+READONLY_PATHS = ["/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys"]
+
+CAPABILITIES = [
+    "CAP_CHOWN",
+    "CAP_DAC_OVERRIDE",
+    "CAP_FSETID",
+    "CAP_FOWNER",
+    "CAP_SETGID",
+    "CAP_SETUID",
+    "CAP_SETPCAP",
+    "CAP_SETFCAP",
+    "CAP_NET_BIND_SERVICE",
+    "CAP_NET_RAW",
+    "CAP_SYS_CHROOT",
+    "CAP_KILL",
+    "CAP_AUDIT_WRITE",
+]
+NOFILE = 1_048_576
+
+
+@dataclass(frozen=True, kw_only=True)
+class CommandLimits:
+    """What the node allows commands."""
+
+    default_timeout_s: float = 3600.0
+    max_timeout_s: float = 86400.0
+    output_limit_bytes: int = 1 << 20
+    max_running: int = 256
+
+
+def launch_spec(
+    record: SandboxRecord,
+    layers: Sequence[str],
+    layout: Layout,
+    limits: CommandLimits,
+    nofile_max: int,
+) -> LaunchSpec:
+    """Put together what the launcher needs.
+
+    Args:
+        record: the sandbox.
+        layers: mounted layers, topmost first.
+        layout: where its control groups go.
+        limits: of its commands.
+        nofile_max: the most descriptors the launcher itself may allow.
+    """
+    spec, image = record.spec, record.image
+    bounds = Bounds(
+        memory_bytes=spec.limits.memory_mb * MIB,
+        cpu_cores=spec.limits.cpu_cores,
+        pids=spec.limits.pids,
+    )
+    groups = plan(layout, record.id, bounds)
+    nofile = min(NOFILE, nofile_max)
+    return LaunchSpec(
+        id=record.id,
+        hostname=spec.hostname or record.id,
+        uid_base=record.uid_base,
+        layers=list(layers),
+        upper=f"{record.directory}/upper",
+        work=f"{record.directory}/work",
+        socket=record.socket,
+        cgroups=groups.directories,
+        agent_v2=groups.agent_v2,
+        work_v2=groups.work_v2,
+        work_v1=groups.work_v1,
+        masked_paths=MASKED_PATHS,
+        readonly_paths=READONLY_PATHS,
+        capabilities=CAPABILITIES,
+        rlimits={"nofile": (nofile, nofile), "core": (0, 0)},
+        env={"PATH": PATH, **image.env, **spec.env},
+        workdir=spec.workdir or image.workdir or "/",
+        user=spec.init_user or image.user or "root",
+        default_timeout_s=limits.default_timeout_s,
+        max_timeout_s=limits.max_timeout_s,
+        output_limit_bytes=limits.output_limit_bytes,
+        max_running_commands=limits.max_running,
+    )

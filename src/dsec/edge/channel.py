@@ -1,0 +1,553 @@
+"""The channel to one aether (spec/frames.md): calls and streams over one connection.
+
+Idle it is one object with an empty table: no task if the connection can call back
+(`UnixConnection`), else one that reads and one that writes. Everything of a stream is bounded by
+credit, so nothing here ever waits for a slow reader of another stream.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from typing import Any, NamedTuple, Protocol, Self
+
+import anyio
+import anyio.abc
+import msgspec
+from anyio.abc import ByteStream
+
+from dsec.base.errors import (
+    DsecError,
+    InternalError,
+    PayloadTooLarge,
+    RateLimited,
+    SandboxGone,
+    Unavailable,
+    error_from,
+)
+from dsec.edge.connection import UnixConnection
+from dsec.wire.frames import (
+    HEADER,
+    INITIAL_CREDIT,
+    MAX_PAYLOAD,
+    VERSION,
+    FrameError,
+    Kind,
+)
+
+logger = logging.getLogger("dsec.edge.channel")
+
+MAX_STREAMS = 4096
+MAX_STREAM_ID = (1 << 32) - 1
+GRANT_BYTES = INITIAL_CREDIT // 4
+"""Credit is given back in pieces of this size: few frames, and the sender never runs dry."""
+CHUNK_BYTES = 64 * 1024
+MAX_EVENT_BYTES = 32 << 20
+"""Events are not under credit: a stream whose reader lets more than this pile up is given up."""
+MAX_COLLECTED_BYTES = 160 << 20
+"""Of one call: a run may keep 64 MiB of each of its two streams."""
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder().decode
+_pack = HEADER.pack
+_OPEN, _DATA, _END, _EVENT = Kind.OPEN.value, Kind.DATA.value, Kind.END.value, Kind.EVENT.value
+_RESULT, _ERROR, _CREDIT = Kind.RESULT.value, Kind.ERROR.value, Kind.CREDIT.value
+_CANCEL, _PING, _PONG = Kind.CANCEL.value, Kind.PING.value, Kind.PONG.value
+
+
+class Data(NamedTuple):
+    """Bytes of one of the stream's channels."""
+
+    channel: int
+    data: bytes
+
+
+class End(NamedTuple):
+    """The peer sends no more data on this channel."""
+
+    channel: int
+
+
+Item = Data | End | dict[str, Any]
+
+
+class Hello(msgspec.Struct, kw_only=True):
+    """What aether says of itself."""
+
+    protocol: int
+    version: str = ""
+    id: str = ""
+    generation: int = 0
+    pid: int = 0
+
+
+class _Sink(Protocol):
+    """Where the frames of one stream go."""
+
+    def push(self, kind: int, channel: int, payload: bytes) -> None: ...
+
+    def fail(self, error: DsecError) -> None: ...
+
+
+class Collected(NamedTuple):
+    """All that came of a call."""
+
+    result: bytes
+    """MessagePack."""
+    data: dict[int, bytearray]
+    """By channel: what was too large for the result."""
+    more: list[bytes]
+    """Payloads of the events before the result, for lists too long for one frame."""
+
+
+class _Call:
+    """A stream that is read to its end before anyone looks; its data is acknowledged at once."""
+
+    __slots__ = ("_channel", "collected", "error", "event", "id", "size")
+
+    def __init__(self, channel: AetherChannel, stream: int) -> None:
+        self._channel = channel
+        self.id = stream
+        self.event = anyio.Event()
+        self.collected = Collected(b"", {}, [])
+        self.error: DsecError | None = None
+        self.size = 0
+
+    def push(self, kind: int, channel: int, payload: bytes) -> None:
+        if kind == _RESULT:
+            self.collected = self.collected._replace(result=payload)
+            self.event.set()
+        elif kind == _ERROR:
+            self.fail(_error_of(payload))
+        elif kind in (_DATA, _EVENT):
+            self._take(kind, channel, payload)
+
+    def _take(self, kind: int, channel: int, payload: bytes) -> None:
+        self.size += len(payload)
+        if self.size > MAX_COLLECTED_BYTES:
+            self._channel.abandon(self.id)
+            self.fail(PayloadTooLarge(f"the answer is over {MAX_COLLECTED_BYTES} bytes"))
+        elif kind == _DATA:
+            self.collected.data.setdefault(channel, bytearray()).extend(payload)
+            self._channel.write(_CREDIT, self.id, len(payload).to_bytes(4, "big"))
+        else:
+            self.collected.more.append(payload)
+
+    def fail(self, error: DsecError) -> None:
+        self.error = error
+        self.event.set()
+
+
+class AetherStream:
+    """One stream in both directions. Iterate for what comes; `result` is set when that ends."""
+
+    __slots__ = (
+        "_channel",
+        "_consumed",
+        "_credit",
+        "_done",
+        "_error",
+        "_event_bytes",
+        "_inbox",
+        "_inbox_bytes",
+        "_receiving",
+        "_sending",
+        "id",
+        "result",
+    )
+
+    def __init__(self, channel: AetherChannel, stream: int) -> None:
+        self.id = stream
+        self.result: Any = None
+        self._channel = channel
+        self._inbox: deque[Item] = deque()
+        self._inbox_bytes = 0
+        self._consumed = 0
+        self._event_bytes = 0
+        self._credit = INITIAL_CREDIT
+        self._done = False
+        self._error: DsecError | None = None
+        self._receiving: anyio.Event | None = None
+        self._sending: anyio.Event | None = None
+
+    async def send(self, data: bytes | memoryview) -> None:
+        """Send data on the main channel, waiting for credit.
+
+        Raises:
+            SandboxGone, Unavailable: the channel is over.
+            DsecError: aether ended the stream with it.
+        """
+        view = memoryview(data)
+        while view:
+            while not self._credit:
+                self._check_open()
+                self._sending = anyio.Event()
+                await self._sending.wait()
+            self._check_open()
+            size = min(self._credit, CHUNK_BYTES, len(view))
+            self._credit -= size
+            self._channel.write(_DATA, self.id, bytes(view[:size]))
+            view = view[size:]
+
+    def end(self) -> None:
+        """Send no more data on the main channel. No effect on a stream that is over."""
+        if not self._done:
+            self._channel.write(_END, self.id)
+
+    def cancel(self) -> None:
+        """Give up; what still comes of it is thrown away. Harmless twice."""
+        if not self._done:
+            self._done = True
+            self._channel.abandon(self.id)
+            self._wake()
+
+    @property
+    def over(self) -> bool:
+        """Whether its result or error has come; unread items may still be there."""
+        return self._done
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        self.cancel()
+
+    def __aiter__(self) -> AsyncIterator[Item]:
+        return self
+
+    async def __anext__(self) -> Item:
+        """The next event or piece of data; ends with the result.
+
+        Raises:
+            DsecError: aether ended the stream with it, or the channel is over.
+        """
+        while not self._inbox:
+            if self._error is not None:
+                raise self._error
+            if self._done:
+                raise StopAsyncIteration
+            self._receiving = anyio.Event()
+            await self._receiving.wait()
+        item = self._inbox.popleft()
+        if type(item) is Data:
+            self._give_back(len(item.data))
+        if not self._inbox:
+            self._event_bytes = 0
+        return item
+
+    async def finish(self) -> Any:
+        """Throw away what still comes and return the result.
+
+        Raises:
+            DsecError: as from iterating.
+        """
+        async for _ in self:
+            pass
+        return self.result
+
+    def _give_back(self, size: int) -> None:
+        self._inbox_bytes -= size
+        self._consumed += size
+        if self._consumed >= GRANT_BYTES and not self._done:
+            self._channel.write(_CREDIT, self.id, self._consumed.to_bytes(4, "big"))
+            self._consumed = 0
+
+    def _check_open(self) -> None:
+        if self._error is not None:
+            raise self._error
+        if self._done:
+            raise Unavailable("the stream is over")
+
+    def _wake(self) -> None:
+        for event in (self._receiving, self._sending):
+            if event is not None:
+                event.set()
+        self._receiving = self._sending = None
+
+    def push(self, kind: int, channel: int, payload: bytes) -> None:
+        """Take a frame (called by the channel)."""
+        if kind == _DATA:
+            self._inbox_bytes += len(payload)
+            if self._inbox_bytes + self._consumed > INITIAL_CREDIT:
+                raise FrameError("more data than credit")
+            self._inbox.append(Data(channel, payload))
+        elif kind == _EVENT:
+            self._take_event(payload)
+        elif kind == _END:
+            self._inbox.append(End(channel))
+        elif kind == _CREDIT:
+            self._credit += int.from_bytes(payload, "big")
+        elif kind == _RESULT:
+            self.result = _decode(payload) if payload else None
+            self._done = True
+        else:
+            self._error = _error_of(payload)
+            self._done = True
+        self._wake()
+
+    def _take_event(self, payload: bytes) -> None:
+        self._event_bytes += len(payload)
+        if self._event_bytes > MAX_EVENT_BYTES:
+            self.cancel()
+            self._error = RateLimited("events came faster than they were read", retry_after_s=1)
+        else:
+            self._inbox.append(_decode(payload))
+
+    def fail(self, error: DsecError) -> None:
+        """The channel is over (called by the channel)."""
+        self._error = error
+        self._done = True
+        self._wake()
+
+
+class AetherChannel:
+    """One connection to an aether."""
+
+    __slots__ = ("_buffer", "_error", "_next", "_on_lost", "_sinks", "_stream", "_writer", "hello")
+
+    def __init__(self, on_lost: Callable[[AetherChannel], None] | None = None) -> None:
+        """Make a channel that is not connected yet.
+
+        Args:
+            on_lost: called once when the connection ends; it then has to `close` the channel with
+                the error that open streams shall end with. Without it they end as Unavailable.
+        """
+        self.hello = Hello(protocol=0)
+        self._buffer = bytearray()
+        self._next = 0
+        self._sinks: dict[int, _Sink] = {}
+        self._error: DsecError | None = None
+        self._on_lost = on_lost
+        self._stream: ByteStream | None = None
+        self._writer: Callable[[bytes], None] | None = None
+
+    async def start(self, stream: ByteStream, group: anyio.abc.TaskGroup) -> None:
+        """Speak on a fresh connection and say hello.
+
+        Args:
+            stream: the connection; the channel closes it.
+            group: parent of the tasks a stream that cannot call back needs.
+
+        Raises:
+            Unavailable: the connection ended. InternalError: aether speaks another protocol.
+        """
+        self._stream = stream
+        if isinstance(stream, UnixConnection):
+            self._writer = stream.write
+            stream.attach(self._feed, self._lost)
+        else:
+            pump = _Pump(stream)
+            self._writer = pump.write
+            group.start_soon(pump.run_reader, self._feed, self._lost)
+            group.start_soon(pump.run_writer)
+        answer = await self.collect("hello", {"protocol": VERSION})
+        self.hello = msgspec.msgpack.decode(answer.result, type=Hello, strict=False)
+        if self.hello.protocol != VERSION:
+            self.close()
+            raise InternalError(f"aether speaks protocol {self.hello.protocol}, not {VERSION}")
+
+    @property
+    def closed(self) -> bool:
+        """Whether nothing can be asked any more."""
+        return self._error is not None
+
+    @property
+    def busy(self) -> bool:
+        """Whether a stream is open."""
+        return bool(self._sinks)
+
+    async def call(self, method: str, args: dict[str, Any] | None = None) -> Any:
+        """Ask, and wait for the result. Cancelled, it tells aether to give up.
+
+        Raises:
+            DsecError: aether's answer, or SandboxGone, Unavailable if the channel is over.
+        """
+        payload = (await self.collect(method, args)).result
+        return _decode(payload) if payload else None
+
+    async def collect(self, method: str, args: dict[str, Any] | None = None) -> Collected:
+        """As `call`, but all that came, as it came.
+
+        Raises:
+            DsecError: aether's answer, or SandboxGone, Unavailable if the channel is over.
+        """
+        call = _Call(self, self._next + 1)
+        self._open(call, method, args)
+        try:
+            await call.event.wait()
+        except BaseException:
+            self.abandon(call.id)
+            raise
+        if call.error is not None:
+            raise call.error
+        return call.collected
+
+    def open(self, method: str, args: dict[str, Any] | None = None) -> AetherStream:
+        """Open a stream; leave its context or `cancel` it to give it up.
+
+        Raises:
+            SandboxGone, Unavailable: the channel is over. RateLimited: too many streams.
+        """
+        stream = AetherStream(self, self._next + 1)
+        self._open(stream, method, args)
+        return stream
+
+    def close(self, error: DsecError | None = None) -> None:
+        """End the connection; every open stream fails with `error`."""
+        if self._error is None:
+            self._fail(error or Unavailable("the channel was closed"))
+        if isinstance(self._stream, UnixConnection):
+            self._stream.close()
+        elif self._stream is not None and self._writer is not None:
+            self._writer(b"")
+
+    def write(self, kind: int, stream: int, payload: bytes = b"", channel: int = 0) -> None:
+        """Send one frame (used by streams)."""
+        if self._writer is not None and self._error is None:
+            self._writer(_pack(len(payload), stream, VERSION, kind, channel) + payload)
+
+    def abandon(self, stream: int) -> None:
+        """Cancel a stream and forget it (used by streams)."""
+        if self._sinks.pop(stream, None) is not None:
+            self.write(_CANCEL, stream)
+
+    def _open(self, sink: _Sink, method: str, args: dict[str, Any] | None) -> None:
+        if self._error is not None:
+            raise self._error
+        if len(self._sinks) >= MAX_STREAMS:
+            raise RateLimited(f"{MAX_STREAMS} operations are open on this sandbox", retry_after_s=1)
+        if self._next >= MAX_STREAM_ID:
+            self.close(Unavailable("the channel has used up its stream ids"))
+        payload = _encode({**(args or {}), "m": method})
+        if len(payload) > MAX_PAYLOAD:
+            raise PayloadTooLarge(
+                f"the arguments of {method} take {len(payload)} bytes; the limit is {MAX_PAYLOAD}",
+                limit=MAX_PAYLOAD,
+            )
+        self._next += 1
+        self._sinks[self._next] = sink
+        self.write(_OPEN, self._next, payload)
+
+    def _feed(self, data: bytes) -> None:
+        buffer = self._buffer
+        buffer += data
+        at = 0
+        try:
+            while len(buffer) - at >= HEADER.size:
+                size, stream, version, kind, channel = HEADER.unpack_from(buffer, at)
+                _check_header(version, size)
+                begin = at + HEADER.size
+                end = begin + size
+                if len(buffer) < end:
+                    break
+                at = end
+                self._dispatch(stream, kind, channel, bytes(buffer[begin:end]))
+        except (FrameError, msgspec.MsgspecError, TypeError, ValueError) as exc:
+            logger.exception("aether broke the protocol")
+            self.close(Unavailable(f"the channel broke: {exc}"))
+            return
+        del buffer[:at]
+
+    def _dispatch(self, stream: int, kind: int, channel: int, payload: bytes) -> None:
+        if kind == _PING:
+            self.write(_PONG, 0, payload)
+            return
+        # An unknown stream is one that was given up: what was on its way is thrown away.
+        sink = self._sinks.get(stream)
+        if sink is None:
+            return
+        if kind in (_RESULT, _ERROR):
+            del self._sinks[stream]
+        sink.push(kind, channel, payload)
+
+    def _lost(self) -> None:
+        on_lost, self._on_lost = self._on_lost, None
+        if on_lost is not None:
+            on_lost(self)
+        elif self._error is None:
+            self._fail(Unavailable("the connection to the sandbox ended"))
+
+    def _fail(self, error: DsecError) -> None:
+        self._error = error
+        sinks, self._sinks = self._sinks, {}
+        for sink in sinks.values():
+            sink.fail(error)
+
+
+def _check_header(version: int, size: int) -> None:
+    if version != VERSION or size > MAX_PAYLOAD:
+        raise FrameError(f"bad header: version {version}, size {size}")
+
+
+class _Pump:
+    """Moves bytes of a stream that cannot call back (pipes in memory, the simulation)."""
+
+    def __init__(self, stream: ByteStream) -> None:
+        self._stream = stream
+        self._pending: list[bytes] = []
+        self._wake = anyio.Event()
+        self._closed = False
+
+    def write(self, data: bytes) -> None:
+        """Queue bytes; empty ones close the stream after what was queued."""
+        self._closed |= not data
+        self._pending.append(data)
+        self._wake.set()
+
+    async def run_writer(self) -> None:
+        """Write what is queued, as one piece."""
+        try:
+            while not self._closed:
+                if not self._pending:
+                    await self._wake.wait()
+                    self._wake = anyio.Event()
+                pending, self._pending = self._pending, []
+                if data := b"".join(pending):
+                    await self._stream.send(data)
+        except (anyio.BrokenResourceError, anyio.ClosedResourceError, OSError):
+            pass  # the reader says so
+        finally:
+            with anyio.CancelScope(shield=True):
+                await self._stream.aclose()
+
+    async def run_reader(
+        self, on_data: Callable[[bytes], None], on_lost: Callable[[], None]
+    ) -> None:
+        """Hand over what comes until the end."""
+        try:
+            while True:
+                on_data(await self._stream.receive())
+        except (anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError, OSError):
+            pass
+        self.write(b"")
+        on_lost()
+
+
+def gone(sandbox: str, reason: str, detail: str = "") -> SandboxGone:
+    """The error for whoever was talking to a sandbox that is over."""
+    more = f": {detail}" if detail else ""
+    return SandboxGone(
+        f"sandbox {sandbox} is over ({reason}){more}", reason=reason, sandbox=sandbox
+    )
+
+
+class _ErrorPayload(msgspec.Struct):
+    code: str = "internal_error"
+    message: str = ""
+    step: str | None = None
+    path: Any = None
+    errno: int | None = None
+    kind: str | None = None
+
+
+_error_decoder = msgspec.msgpack.Decoder(_ErrorPayload, strict=False)
+
+
+def _error_of(payload: bytes) -> DsecError:
+    got = _error_decoder.decode(payload)
+    path = got.path.decode("utf-8", "replace") if isinstance(got.path, bytes) else got.path
+    if got.code == "cancelled":
+        return Unavailable(got.message or "the operation was cancelled")
+    details = {"step": got.step, "path": path, "errno": got.errno, "kind": got.kind}
+    return error_from(got.code, got.message, {k: v for k, v in details.items() if v is not None})

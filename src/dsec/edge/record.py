@@ -1,0 +1,34 @@
+"""The journaled facts of one sandbox: what is needed to reach it, and to remove it, after a crash."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from msgspec import Struct, field
+
+from dsec.wire.public_v1 import ImageView
+from dsec.wire.sandbox import SandboxSpec
+
+
+class SandboxRecord(Struct, frozen=True, kw_only=True):
+    """Written before anything of the sandbox is made; never changed afterwards."""
+
+    id: str
+    project: str
+    spec: SandboxSpec
+    image: ImageView
+    """The image as it was resolved: a name may mean another one tomorrow."""
+    created_at: float
+    uid_base: int
+    """First host id of its own run of 65,536; never shared with another live sandbox."""
+    directory: str
+    """Its own directory on the node; the journal is in it, and all that a backend stores."""
+    socket: str
+    """Where aether listens, for backends that use a Unix socket."""
+    warnings: list[str] = field(default_factory=list)
+    """What was asked for and is not to be had here."""
+
+    @property
+    def path(self) -> Path:
+        """Its own directory."""
+        return Path(self.directory)

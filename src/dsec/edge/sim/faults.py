@@ -1,0 +1,67 @@
+"""Everything that can be made to go wrong in the simulation, in one object a test holds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import anyio
+
+from dsec.base.errors import StartFailed, Unavailable
+
+LAUNCH_STEPS = ("cgroups", "socket", "clone", "mounts", "ready")
+"""What a launch goes through, in order; any may be made to fail, or to wait."""
+
+
+@dataclass(kw_only=True)
+class Faults:
+    """Set what the next operations meet; each failure is spent by the one it hits."""
+
+    fail_launch_at: str = ""
+    """A step of LAUNCH_STEPS: the next launch fails there, with nothing left."""
+    fail_launches: int = 1
+    """How many launches meet `fail_launch_at`."""
+    launch_delay_s: float = 0.0
+    """Time every launch takes."""
+    connect_delay_s: float = 0.0
+    """Time every connect takes."""
+    fail_connects: int = 0
+    """So many connects find nobody answering, though the sandbox lives."""
+    fail_cleans: int = 0
+    """So many cleans cannot remove something."""
+    gates: dict[str, anyio.Event] = field(default_factory=dict)
+    """Steps (LAUNCH_STEPS, `connect`, `kill`, `clean`) that wait until their gate opens."""
+
+    def hold(self, step: str) -> anyio.Event:
+        """Make a step wait; setting the event lets it go on."""
+        self.gates[step] = gate = anyio.Event()
+        return gate
+
+    async def pass_step(self, step: str) -> None:
+        """Go through a step of a launch.
+
+        Raises:
+            StartFailed: it has been told to fail here.
+        """
+        await self.pass_gate(step)
+        if self.fail_launch_at == step and self.fail_launches > 0:
+            self.fail_launches -= 1
+            if not self.fail_launches:
+                self.fail_launch_at, self.fail_launches = "", 1
+            raise StartFailed(f"simulated failure at step {step}", step=step, path="", errno=5)
+
+    async def pass_gate(self, step: str) -> None:
+        """Wait while the step is held."""
+        if gate := self.gates.get(step):
+            await gate.wait()
+
+    async def pass_connect(self) -> None:
+        """Go through a connect.
+
+        Raises:
+            Unavailable: it has been told to fail.
+        """
+        await self.pass_gate("connect")
+        await anyio.sleep(self.connect_delay_s)
+        if self.fail_connects > 0:
+            self.fail_connects -= 1
+            raise Unavailable("simulated: nobody answers")

@@ -1,0 +1,23 @@
+"""Everything a principal may be allowed to do, as `scope:action`."""
+
+from __future__ import annotations
+
+import enum
+
+
+class Permission(enum.StrEnum):
+    """A right; it holds in the project it was granted in and in all projects below."""
+
+    SANDBOX_CREATE = "sandbox:create"
+    SANDBOX_READ = "sandbox:read"
+    """See that it exists, its state, usage and processes; not what is inside."""
+    SANDBOX_OPERATE = "sandbox:operate"
+    """Commands, sessions, files, ports."""
+    SANDBOX_STOP = "sandbox:stop"
+    IMAGE_READ = "image:read"
+    IMAGE_WRITE = "image:write"
+    NODE_READ = "node:read"
+
+
+OWNER = frozenset(Permission)
+READER = frozenset({Permission.SANDBOX_READ, Permission.IMAGE_READ, Permission.NODE_READ})

@@ -1,0 +1,332 @@
+"""The images of a node: what the edge calls.
+
+    async with ImageService(root, run_dir) as images:
+        async for event in images.pull(PullImage(reference="registry.test/tools:1")): ...
+        record = await images.resolve("debian")
+        layers = await images.mount(record, sandbox_id)     # topmost first, as overlayfs has it
+        ...
+        await images.release(sandbox_id)
+
+Imports run as tasks of the service, shared between callers who ask for the same; one whose last
+watcher leaves is cancelled.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import uuid
+from collections.abc import AsyncIterator, Iterable
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import anyio
+
+from dsec.base.clock import Clock, SystemClock
+from dsec.base.errors import Conflict, InternalError, InvalidRequest, NotFound
+from dsec.images import debian, disk
+from dsec.images.catalog import Catalog
+from dsec.images.compose import plan_layers
+from dsec.images.importer import DEFAULT_LIMITS, Importer, file_digest, is_import
+from dsec.images.jobs import ImageEvent, Job, Jobs, finish
+from dsec.images.layers import LayerStore
+from dsec.images.names import ImageName, image_name, name_of_reference
+from dsec.images.oci.tree import Limits
+from dsec.images.records import ImageRecord, view
+from dsec.kit.blocking import in_thread
+from dsec.wire.public_v1 import BuildImage, ImageProgress, ImageView, PullImage
+
+__all__ = ["ImageEvent", "ImageService", "finish"]
+
+_RECEIVE_STEP_BYTES = 8 << 20
+
+
+class ImageService:
+    """Images under `root`, mounted under `run_dir/layers`. An asynchronous context manager."""
+
+    def __init__(
+        self,
+        root: Path,
+        run_dir: Path,
+        *,
+        clock: Clock | None = None,
+        limits: Limits = DEFAULT_LIMITS,
+    ) -> None:
+        self.layers = LayerStore(root, run_dir)
+        self._root = root.absolute()
+        self._tmp = self._root / "tmp"
+        self._catalog = Catalog(root)
+        clock = clock or SystemClock()
+        self._importer = Importer(root, self.layers, self._catalog, clock, limits)
+        self._tasks = anyio.create_task_group()
+        self._jobs = Jobs(self._tasks)
+        self._lock_file = -1
+
+    async def __aenter__(self) -> Self:
+        """Take the store, sweep what a crash left, read the records, adopt mounts.
+
+        Raises:
+            Conflict: another process has the store.
+            InternalError: a record is damaged.
+        """
+        await in_thread("disk", self._open)
+        await self._tasks.__aenter__()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Cancel imports under way. Mounts stay, for the next process to adopt."""
+        self._tasks.cancel_scope.cancel()
+        try:
+            # Not told of the body's error, which would come out wrapped in a group.
+            await self._tasks.__aexit__(None, None, None)
+        finally:
+            os.close(self._lock_file)
+
+    def _open(self) -> None:
+        self._root.mkdir(parents=True, exist_ok=True)
+        self._lock_file = os.open(self._root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(self._lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(self._lock_file)
+            raise Conflict(f"another process uses the images in {self._root}") from None
+        try:
+            self._sweep()
+            self.layers.open()
+            self._catalog.open()
+        except BaseException:
+            os.close(self._lock_file)
+            raise
+
+    def _sweep(self) -> None:
+        """Remove what a crash left in `tmp`.
+
+        Moved aside first: a program that outlived the crash finds its paths gone and ends, and what
+        it still writes meanwhile is swept the next time.
+        """
+        if self._tmp.exists():
+            self._tmp.rename(self._root / f"swept-{uuid.uuid4().hex}")
+        for left in self._root.glob("swept-*"):
+            shutil.rmtree(left, ignore_errors=True)
+
+    # -- images -------------------------------------------------------------------------------
+
+    async def resolve(self, name: str) -> ImageRecord:
+        """The image of a name; without a tag, `latest`.
+
+        Raises:
+            InvalidRequest: it is no name.
+            NotFound: (kind image) there is none; the message lists near names.
+        """
+        return self._catalog.get(name)
+
+    async def remove(self, name: str) -> None:
+        """Forget an image, and remove the layers nothing needs any more.
+
+        Raises:
+            NotFound: no image has this name.
+            Conflict: a sandbox uses it.
+        """
+        record = self._catalog.get(name)
+        if users := self._users_of(record):
+            raise Conflict(
+                f"image {record.name!r} is used by {', '.join(users[:5])}",
+                kind="image",
+                users=len(users),
+            )
+        await in_thread("disk", self._remove, record.name)
+
+    def _users_of(self, record: ImageRecord) -> list[str]:
+        """Sandboxes whose image this is: of the images their layers contain, the largest."""
+        others = [r.layers for r in self._catalog.records() if r.name != record.name]
+        users = []
+        for owner in self.layers.pinned_by(record.layers[-1]):
+            pinned = self.layers.pins_of(owner)
+            better = [o for o in others if len(o) >= len(record.layers) and pinned.issuperset(o)]
+            if pinned.issuperset(record.layers) and not better and not is_import(owner):
+                users.append(owner)
+        return sorted(users)
+
+    def _remove(self, name: str) -> None:
+        record = self._catalog.remove(name)
+        for digest in set(record.layers):
+            with contextlib.suppress(NotFound, Conflict):
+                self.layers.remove(digest, self._has_image)
+
+    def _has_image(self, digest: str) -> bool:
+        return digest in self._catalog.layers_in_use()
+
+    async def collect(self) -> list[str]:
+        """Remove layers no image has and nobody pinned (an import that failed may leave some).
+
+        Returns:
+            Their digests.
+        """
+        return await in_thread("disk", self._collect)
+
+    def _collect(self) -> list[str]:
+        removed = []
+        for record in self.layers.records():
+            with contextlib.suppress(NotFound, Conflict):
+                self.layers.remove(record.digest, self._has_image)
+                removed.append(record.digest)
+        return removed
+
+    # -- imports ------------------------------------------------------------------------------
+
+    def pull(self, request: PullImage) -> AsyncIterator[ImageEvent]:
+        """Import from a registry; progress, then `ImageReady`.
+
+        Raises:
+            InvalidRequest: reference or name are wrong, or the image is damaged.
+            NotFound, PermissionDenied, Unavailable: as the registry says.
+            Unsupported: nothing in it fits this host, or skopeo is missing.
+            StorageFull: no room.
+        """
+        reference, tls_verify = request.reference, request.tls_verify
+        name = image_name(request.name) if request.name else name_of_reference(reference)
+
+        async def work(job: Job) -> ImageView:
+            return await self._importer.pull(job, reference, name, tls_verify=tls_verify)
+
+        return self._jobs.watch(("pull", reference, name, tls_verify), work)
+
+    def build(self, request: BuildImage) -> AsyncIterator[ImageEvent]:
+        """Build a distribution image; progress, then `ImageReady`.
+
+        Without a name it becomes `debian:<suite>`, and `debian:latest` too if it is the node's
+        own release.
+
+        Raises:
+            Unsupported: the node is not Debian, or mmdebstrap is missing.
+            InvalidRequest: no such package or suite.
+            Unavailable: the mirror cannot be reached.
+            StorageFull: no room.
+        """
+        chosen = image_name(request.name) if request.name else None
+        packages = tuple(request.packages)
+
+        async def work(job: Job) -> ImageView:
+            planned = await in_thread("disk", debian.plan, request.suite, packages)
+            names = [chosen] if chosen else _debian_names(planned)
+            return await self._importer.build_debian(job, planned, names)
+
+        return self._jobs.watch(("debian", request.suite, chosen, packages), work)
+
+    def import_path(self, path: Path, name: str) -> AsyncIterator[ImageEvent]:
+        """Import a file or directory of this host: OCI, `docker save`, or a root file system.
+
+        Raises:
+            NotFound: (kind path) there is none.
+            InvalidRequest: it is none of these, damaged, cut short or hostile.
+            PayloadTooLarge: it exceeds the limits.
+            Unsupported: nothing in it fits this host, or a program is missing.
+            StorageFull: no room.
+        """
+        checked, where = image_name(name), path.absolute()
+
+        async def work(job: Job) -> ImageView:
+            return await self._importer.import_path(job, where, checked, str(where))
+
+        return self._jobs.watch(("path", where, checked), work)
+
+    async def import_archive(
+        self, name: str, archive: AsyncIterator[bytes]
+    ) -> AsyncIterator[ImageEvent]:
+        """Import an archive as it streams in; see `import_path` for what it may be.
+
+        Raises:
+            As `import_path`.
+        """
+        checked = image_name(name)
+        directory = self._tmp / f"upload-{uuid.uuid4().hex}"
+        try:
+            await in_thread("disk", lambda: directory.mkdir(mode=0o700))
+            upload = directory / "archive"
+            async for done in _receive(archive, upload):
+                yield ImageProgress(step="receiving", done=done)
+            digest = await in_thread("build", file_digest, upload)
+
+            async def work(job: Job) -> ImageView:
+                return await self._importer.import_upload(job, upload, checked, f"archive {digest}")
+
+            async for event in self._jobs.watch(("archive", digest, checked), work):
+                yield event
+        finally:
+            with anyio.CancelScope(shield=True):
+                await in_thread("disk", disk.remove_tree, directory)
+
+    # -- sandboxes ----------------------------------------------------------------------------
+
+    async def mount(self, record: ImageRecord, sandbox: str) -> list[Path]:
+        """Mount an image's layers, each once per host, and pin them for a sandbox.
+
+        Returns:
+            The mounted directories, topmost first, as overlayfs has it.
+
+        Raises:
+            NotFound: (kind layer) one has been removed meanwhile.
+            InternalError: the kernel refused.
+        """
+        wanted = plan_layers(record.layers)
+        self.layers.pin(wanted, sandbox)
+        known = [path for digest in wanted if (path := self.layers.mounted(digest))]
+        if len(known) == len(wanted):
+            return known
+        try:
+            return await in_thread("mount", self.layers.mount_all, wanted)
+        except OSError as error:
+            self.layers.unpin(sandbox)
+            raise InternalError(f"cannot mount image {record.name!r}: {error}") from error
+        except BaseException:
+            self.layers.unpin(sandbox)
+            raise
+
+    async def release(self, sandbox: str) -> None:
+        """A sandbox needs its layers no more. They stay mounted until `unmount_unused`."""
+        self.layers.unpin(sandbox)
+
+    def rebuild_pins(self, pins: Iterable[tuple[str, Iterable[str]]]) -> None:
+        """After a restart: which sandbox uses which layers (digests, any order)."""
+        for sandbox, digests in pins:
+            self.layers.pin(digests, sandbox)
+
+    async def unmount_unused(self) -> list[str]:
+        """Unmount the layers no sandbox uses; their digests."""
+        return await in_thread("mount", self.layers.unmount_unused)
+
+    async def list(self) -> list[ImageView]:
+        """All images, by name."""
+        return [view(record) for record in self._catalog.records()]
+
+
+def _debian_names(planned: debian.Plan) -> list[ImageName]:
+    by_suite = image_name(f"debian:{planned.suite}")
+    return [image_name("debian"), by_suite] if planned.is_own_suite else [by_suite]
+
+
+async def _receive(archive: AsyncIterator[bytes], path: Path) -> AsyncIterator[int]:
+    """Write a stream to a file, in worker threads; yields the bytes so far now and then."""
+    done = told = 0
+    with disk.full_disk_named(path.parent):
+        file = await in_thread("disk", lambda: path.open("xb"))
+        try:
+            async for chunk in archive:
+                await in_thread("disk", file.write, chunk)
+                done += len(chunk)
+                if done - told >= _RECEIVE_STEP_BYTES:
+                    told = done
+                    yield done
+        finally:
+            await in_thread("disk", file.close)
+    if not done:
+        raise InvalidRequest("the archive is empty")
+    yield done

@@ -1,0 +1,47 @@
+"""The only way to a worker thread: one named limit per purpose.
+
+Kernel work that may block (mounts, cgroups, disk) goes through here, so that a slow disk holds up
+the threads of its own purpose and nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar, TypeVarTuple, Unpack
+
+import anyio
+import anyio.to_thread
+from anyio.lowlevel import RunVar
+
+T = TypeVar("T")
+Args = TypeVarTuple("Args")
+
+LIMITS = {"disk": 8, "mount": 4, "cgroup": 4, "build": 2, "scan": 4}
+"""Threads that may work for a purpose at once; an unknown purpose is a programming error."""
+
+_limiters: RunVar[dict[str, anyio.CapacityLimiter]] = RunVar("dsec_limiters")
+
+
+def _limiter(purpose: str) -> anyio.CapacityLimiter:
+    try:
+        limiters = _limiters.get()
+    except LookupError:
+        limiters = {name: anyio.CapacityLimiter(count) for name, count in LIMITS.items()}
+        _limiters.set(limiters)
+    return limiters[purpose]
+
+
+async def in_thread(
+    purpose: str, func: Callable[[Unpack[Args]], T], *args: *Args, abandon: bool = False
+) -> T:
+    """Run a blocking function in a worker thread of its purpose.
+
+    Args:
+        purpose: a key of `LIMITS`.
+        func: what to run; it must not touch the event loop.
+        args: its arguments.
+        abandon: on cancellation leave the thread to finish by itself instead of waiting for it.
+    """
+    return await anyio.to_thread.run_sync(
+        func, *args, limiter=_limiter(purpose), abandon_on_cancel=abandon
+    )

@@ -1,0 +1,22 @@
+"""cpu (v2). `cpu.stat` is there even where the controller is not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from dsec.linux.cgroup import files
+from dsec.linux.cgroup.interface import Bounds, Readings
+
+PERIOD_US = 100_000
+MIN_QUOTA_US = 1_000
+
+
+def writes(bounds: Bounds) -> files.Writes:
+    """What to write."""
+    quota = max(MIN_QUOTA_US, round(bounds.cpu_cores * PERIOD_US))
+    return [("cpu.max", f"{quota} {PERIOD_US}")]
+
+
+def read(directory: Path, readings: Readings) -> None:
+    """Fill in the processor time of the group and all below it."""
+    readings.cpu_s = files.keyed(directory / "cpu.stat").get("usage_usec", 0) / 1e6

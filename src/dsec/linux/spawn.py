@@ -1,0 +1,59 @@
+"""Starting a helper process from a threaded program: posix_spawn, never fork.
+
+The child gets exactly the descriptors named and is held by a pidfd.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from dsec.linux import pidfd
+
+
+@dataclass(frozen=True)
+class Child:
+    """A process started here; `reap` must be called once."""
+
+    pid: int
+    descriptor: int
+
+    def reap(self, patience_s: float = 5.0) -> int:
+        """Wait for its end, killing it if that takes too long; returns the raw status. Blocks."""
+        if not pidfd.wait_end(self.descriptor, patience_s):
+            pidfd.kill(self.descriptor)
+        _, status = os.waitpid(self.pid, 0)
+        os.close(self.descriptor)
+        return status
+
+
+def spawn(
+    argv: Sequence[str], descriptors: Mapping[int, int], env: Mapping[str, str] | None = None
+) -> Child:
+    """Start a program in a session of its own.
+
+    Args:
+        argv: path and arguments.
+        descriptors: number in the child -> descriptor here; 0 is /dev/null, 1 and 2 stay.
+        env: its environment; None = a plain PATH.
+
+    Raises:
+        OSError: it cannot be started.
+    """
+    null = (os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0)
+    moves = [(os.POSIX_SPAWN_DUP2, here, there) for there, here in descriptors.items()]
+    try:
+        pid = os.posix_spawn(
+            argv[0],
+            list(argv),
+            dict(env) if env is not None else {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"},
+            file_actions=[null, *moves],
+            setsid=True,
+            setsigmask=[],
+            setsigdef=[signal.SIGPIPE, signal.SIGINT, signal.SIGTERM, signal.SIGHUP],
+        )
+    except OSError as exc:
+        raise OSError(exc.errno, exc.strerror, argv[0]) from exc
+    return Child(pid, os.pidfd_open(pid))

@@ -1,0 +1,42 @@
+"""`python -m dsec.main.gen`: writes what is generated from the code into `spec/`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from dsec.apiserver.app import Apiserver
+from dsec.control.edges import Edges
+from dsec.edge.server import EDGE_ROUTES
+from dsec.main.parts import CLOCK
+from dsec.store.memory import MemoryClaims, MemoryDirectory
+
+FILE = Path(__file__).parents[3] / "spec" / "openapi" / "public-v1.json"
+API_VERSION = "1"
+"""Of the description; the program's own would make the file change with every release."""
+
+
+def public_openapi() -> bytes:
+    """The description of the public API, as it is checked in."""
+    server = Apiserver(
+        Edges([], CLOCK),
+        MemoryDirectory(CLOCK),
+        MemoryClaims(CLOCK),
+        CLOCK,
+        API_VERSION,
+        EDGE_ROUTES,
+    )
+    plain = msgspec.json.encode(server.description, order="sorted")
+    return msgspec.json.format(plain, indent=1) + b"\n"
+
+
+def main() -> None:
+    """Write the file."""
+    FILE.parent.mkdir(parents=True, exist_ok=True)
+    FILE.write_bytes(public_openapi())
+    print(FILE)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,131 @@
+"""Listening sockets, and serving on one until told to stop."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import os
+import signal
+import socket
+from collections.abc import Generator
+from pathlib import Path
+
+import anyio
+import uvicorn
+from starlette.types import ASGIApp
+from typing_extensions import override
+
+from dsec.base.errors import Conflict, InvalidRequest
+
+BACKLOG = 4096
+KEEP_ALIVE_S = 75
+"""Longer than clients keep an idle connection, so that it is never the server that closes first."""
+GRACE_S = 5
+"""Requests in flight get this long when the server stops; then their connections are cut."""
+
+
+def bind_tcp(host: str, port: int) -> socket.socket:
+    """Take a port, before anything else is started.
+
+    Raises:
+        Conflict: it is taken.
+        InvalidRequest: there is no such address here, or we may not use the port.
+    """
+    try:
+        family, kind, proto, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        listener = socket.socket(family, kind, proto)
+    except OSError as exc:
+        raise InvalidRequest(f"cannot listen on {host}:{port}: {exc}") from exc
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(BACKLOG)
+        listener.setblocking(False)
+    except OSError as exc:
+        listener.close()
+        if exc.errno == errno.EADDRINUSE:
+            raise Conflict(f"{host}:{port} is taken; choose another with --port") from exc
+        raise InvalidRequest(f"cannot listen on {host}:{port}: {exc.strerror}") from exc
+    return listener
+
+
+def bind_unix(path: Path) -> socket.socket:
+    """Take a Unix socket that only our own user can open.
+
+    Call it while holding the state directory: a socket found there is a dead server's.
+
+    Raises:
+        InvalidRequest: it cannot be made.
+    """
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path.unlink(missing_ok=True)
+        before = os.umask(0o177)
+        try:
+            listener.bind(str(path))
+        finally:
+            os.umask(before)
+        listener.listen(BACKLOG)
+        listener.setblocking(False)
+    except OSError as exc:
+        listener.close()
+        raise InvalidRequest(f"cannot listen on {path}: {exc.strerror or exc}") from exc
+    return listener
+
+
+def url_of(listener: socket.socket) -> str:
+    """The address of a TCP listener for a client on this host."""
+    host, port = listener.getsockname()[:2]
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - compared, not bound
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+class _Server(uvicorn.Server):
+    @override
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None]:
+        """Signals are the business of `until_signal`."""
+        yield
+
+
+async def serve(app: ASGIApp, listener: socket.socket, stop: anyio.Event) -> None:
+    """Serve until told to stop; then let requests in flight end, for a while."""
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    server = _Server(
+        uvicorn.Config(
+            app,
+            loop="none",
+            http="httptools",
+            ws="websockets-sansio",
+            ws_max_size=16 << 20,
+            ws_per_message_deflate=False,
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            timeout_keep_alive=KEEP_ALIVE_S,
+            timeout_graceful_shutdown=GRACE_S,
+        )
+    )
+
+    async def watch() -> None:
+        await stop.wait()
+        server.should_exit = True
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(watch)
+        await server.serve([listener])
+        group.cancel_scope.cancel()
+
+
+async def until_signal(stop: anyio.Event) -> None:
+    """Set an event at the first SIGTERM or SIGINT; a second one ends the process as usual."""
+    with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+        async for _ in signals:
+            stop.set()
+            return

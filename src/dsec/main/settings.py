@@ -1,0 +1,97 @@
+"""What a server can be told, by file or by flags; `deploy/dsec.toml` is a commented example."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from dsec.base.errors import InvalidRequest
+from dsec.kit.config import load_config
+
+BackendName = Literal["container", "sim"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EdgeAddress:
+    """How the apiserver reaches an edge in another process. One of `url` and `unix_socket`."""
+
+    url: str = ""
+    unix_socket: str = ""
+    token_file: str = ""
+    """A file with the secret that edge wants; needed over TCP."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """Settings of all processes; each reads what concerns it."""
+
+    host: str = "127.0.0.1"
+    port: int = 7420
+    """0 = any free port."""
+    state_dir: str = ""
+    """What must survive a restart; empty = /var/lib/dsec, or a user's own state directory."""
+    run_dir: str = ""
+    """Sockets; empty = /run/dsec, or a user's own run-time directory."""
+    backend: BackendName = "container"
+    aether: str = ""
+    """The helper's binary; empty = the one that came with this package, or was built beside it."""
+    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
+    stop_sandboxes: bool = False
+    """Stop all sandboxes when the server stops; else they live on until it comes back."""
+    edges: list[EdgeAddress] = field(default_factory=list)
+    """Of `dsec apiserver` only."""
+    edge_listen: str = ""
+    """Of `dsec edge` only: path of a Unix socket, or host:port."""
+    edge_token_file: str = ""
+
+    @property
+    def state(self) -> Path:
+        """The state directory."""
+        return Path(self.state_dir)
+
+    @property
+    def run(self) -> Path:
+        """The run-time directory."""
+        return Path(self.run_dir)
+
+
+def settle(
+    config: Path | None, flags: Mapping[str, object], environ: Mapping[str, str] | None = None
+) -> Settings:
+    """Settings from a file, overridden by flags that were given, the rest by default.
+
+    Args:
+        config: a TOML file, or None.
+        flags: by the names of `Settings`; None means not given.
+        environ: for a user's own directories.
+
+    Raises:
+        InvalidRequest: the file or a flag is not right.
+    """
+    env = os.environ if environ is None else environ
+    settings = load_config(config, Settings) if config else Settings()
+    given = {name: value for name, value in flags.items() if value is not None}
+    try:
+        settings = msgspec.convert(msgspec.to_builtins(settings) | given, Settings)
+    except msgspec.ValidationError as exc:
+        raise InvalidRequest(f"a flag is wrong: {exc}") from exc
+    state, run = _default_dirs(env)
+    return replace(
+        settings,
+        state_dir=settings.state_dir or str(state),
+        run_dir=settings.run_dir or str(run),
+    )
+
+
+def _default_dirs(env: Mapping[str, str]) -> tuple[Path, Path]:
+    if os.geteuid() == 0:
+        return Path("/var/lib/dsec"), Path("/run/dsec")
+    home = Path(env.get("HOME") or Path.home())
+    state = Path(env.get("XDG_STATE_HOME") or home / ".local" / "state") / "dsec"
+    runtime = env.get("XDG_RUNTIME_DIR")
+    return state, Path(runtime) / "dsec" if runtime else state / "run"

@@ -1,0 +1,228 @@
+"""What the asynchronous SDK asks of its surroundings; `_blocking` is its twin, name for name."""
+
+from __future__ import annotations
+
+import select
+import socket
+import ssl
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+import anyio
+import anyio.abc
+import anyio.from_thread
+from anyio.streams.tls import TLSStream
+
+from dsec.base.errors import DsecError
+from dsec.kit import blocking
+from dsec.sdk._http import ConnectionFailed, watch_peer
+
+T = TypeVar("T")
+CONNECT_TIMEOUT_S = 10.0
+CHUNK_BYTES = 256 << 10
+
+Lock = anyio.Lock
+sleep = anyio.sleep
+monotonic = anyio.current_time
+
+
+class Stream:
+    """A TCP connection, plain or encrypted; its errors are ConnectionFailed, its end b""."""
+
+    def __init__(self, stream: anyio.abc.ByteStream, sock: socket.socket) -> None:
+        self._stream = stream
+        self._sock = sock
+
+    def stale(self) -> bool:
+        """Whether the other side has said something, usually goodbye, while this was idle."""
+        try:
+            if not hasattr(select, "poll"):
+                return bool(select.select([self._sock], [], [], 0)[0])
+            poll = select.poll()
+            poll.register(self._sock, select.POLLIN)
+            return bool(poll.poll(0))
+        except (OSError, ValueError):
+            return True
+
+    async def receive(self, timeout: float) -> bytes:
+        """What has come; b"" at the end."""
+        with anyio.move_on_after(timeout):
+            try:
+                return await self._stream.receive(CHUNK_BYTES)
+            except anyio.EndOfStream:
+                return b""
+            except _BROKEN as exc:
+                raise ConnectionFailed(f"connection lost: {_words(exc)}", sent=True) from exc
+        raise ConnectionFailed(f"nothing heard for {timeout:.0f} s", sent=True, silence=True)
+
+    async def send(self, data: bytes, timeout: float) -> None:
+        """Send all of it."""
+        with anyio.move_on_after(timeout):
+            try:
+                await self._stream.send(data)
+            except _BROKEN as exc:
+                raise ConnectionFailed(f"connection lost: {_words(exc)}", sent=True) from exc
+            return
+        raise ConnectionFailed(f"nothing taken for {timeout:.0f} s", sent=True)
+
+    async def aclose(self) -> None:
+        """Close it, without waiting for the other side."""
+        await anyio.aclose_forcefully(self._stream)
+
+
+_BROKEN = (anyio.BrokenResourceError, anyio.ClosedResourceError, OSError, ssl.SSLError)
+
+
+def _words(exc: BaseException) -> str:
+    cause = exc.__cause__ or exc
+    return str(cause) or type(cause).__name__
+
+
+async def connect(
+    host: str, port: int, tls: ssl.SSLContext | None, timeout: float = CONNECT_TIMEOUT_S
+) -> Stream:
+    """Open a connection.
+
+    Raises:
+        ConnectionFailed: with `sent` false: nothing of a request has left.
+    """
+    with anyio.move_on_after(timeout):
+        try:
+            tcp = await anyio.connect_tcp(host, port)
+        except OSError as exc:
+            raise ConnectionFailed(f"{host}:{port}: {_words(exc)}", sent=False) from exc
+        sock: socket.socket = tcp.extra(  # noqa: S610 - not Django
+            anyio.abc.SocketAttribute.raw_socket
+        )
+        watch_peer(sock)
+        if tls is None:
+            return Stream(tcp, sock)
+        try:
+            wrapped = await TLSStream.wrap(
+                tcp, hostname=host, ssl_context=tls, standard_compatible=False
+            )
+        except _BROKEN as exc:
+            await anyio.aclose_forcefully(tcp)
+            raise ConnectionFailed(f"{host}:{port}: TLS: {_words(exc)}", sent=False) from exc
+        except BaseException:
+            await anyio.aclose_forcefully(tcp)
+            raise
+        return Stream(wrapped, sock)
+    raise ConnectionFailed(f"{host}:{port}: no connection within {timeout:.0f} s", sent=False)
+
+
+def given_up(exc: BaseException) -> bool:
+    """Whether the caller no longer wants an answer."""
+    return isinstance(exc, anyio.get_cancelled_exc_class())
+
+
+@contextmanager
+def finishing(timeout: float) -> Iterator[None]:
+    """Let tidying-up finish although the caller is being cancelled, but not for ever."""
+    with anyio.move_on_after(timeout, shield=True):
+        yield
+
+
+async def in_thread(function: Callable[[], T]) -> T:
+    """Run something that blocks."""
+    return await blocking.in_thread("disk", function)
+
+
+async def read_file(path: Path) -> AsyncIterator[bytes]:
+    """A local file in chunks."""
+    async with await anyio.open_file(path, "rb") as file:
+        while data := await file.read(CHUNK_BYTES):
+            yield data
+
+
+class Source(Protocol):
+    """Something bytes come out of, b"" at the end."""
+
+    async def receive(self) -> bytes:
+        """The next bytes."""
+        ...
+
+
+async def consume_blocking(source: Source, consumer: Callable[[Callable[[], bytes]], T]) -> T:
+    """Run a blocking consumer of a stream in a thread; it pulls chunks with the function it gets."""
+
+    def pull() -> bytes:
+        return anyio.from_thread.run(source.receive)
+
+    return await blocking.in_thread("disk", consumer, pull)
+
+
+async def iterate_blocking(iterator: Iterator[bytes]) -> AsyncIterator[bytes]:
+    """Draw from a blocking iterator in a thread."""
+    while data := await blocking.in_thread("disk", next, iterator, b""):
+        yield data
+
+
+class Pipe(Protocol):
+    """A bidirectional stream with half close."""
+
+    async def send(self, data: bytes) -> None:
+        """Send bytes."""
+        ...
+
+    async def receive(self) -> bytes:
+        """The next bytes, b"" at the end."""
+        ...
+
+    async def send_eof(self) -> None:
+        """Say that no more will be sent."""
+        ...
+
+    async def aclose(self) -> None:
+        """Close both directions."""
+        ...
+
+
+@asynccontextmanager
+async def listen(
+    dial: Callable[[], Awaitable[Pipe]], host: str, port: int
+) -> AsyncIterator[tuple[str, int]]:
+    """Listen locally; each connection is joined to a freshly dialled pipe."""
+
+    async def serve(client: anyio.abc.SocketStream) -> None:
+        async with client:
+            with suppress(DsecError, *_BROKEN):  # a port nobody listens on: just hang up
+                pipe = await dial()
+                try:
+                    await _join(client, pipe)
+                finally:
+                    with finishing(5):
+                        await pipe.aclose()
+
+    listener = await anyio.create_tcp_listener(local_host=host, local_port=port)
+    async with listener, anyio.create_task_group() as group:
+        group.start_soon(listener.serve, serve)
+        yield host, listener.extra(anyio.abc.SocketAttribute.local_port)  # noqa: S610 - not Django
+        group.cancel_scope.cancel()
+
+
+async def _join(client: anyio.abc.SocketStream, pipe: Pipe) -> None:
+    async def upstream() -> None:
+        with suppress(DsecError, *_BROKEN):
+            async for data in client:
+                await pipe.send(data)
+            await pipe.send_eof()
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(upstream)
+        with suppress(DsecError, *_BROKEN):
+            while data := await pipe.receive():
+                await client.send(data)
+            await client.send_eof()
+
+
+async def as_iterator(data: AsyncIterable[bytes] | Iterable[bytes]) -> AsyncIterator[bytes]:
+    """Any iterable of bytes as an asynchronous one."""
+    if isinstance(data, AsyncIterable):
+        async for item in data:
+            yield item
+    else:
+        for item in data:
+            yield item

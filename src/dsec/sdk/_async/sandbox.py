@@ -1,0 +1,346 @@
+"""A sandbox, as its user holds it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, suppress
+from types import TracebackType
+from typing import Literal, Self
+
+from typing_extensions import override
+
+from dsec.base.errors import Conflict, DsecError, InvalidRequest, NotFound, SandboxGone
+from dsec.base.ids import mint_command_id, mint_session_id
+from dsec.sdk import _aio
+from dsec.sdk._async.call import Caller
+from dsec.sdk._async.command import Command, deadline_s
+from dsec.sdk._async.files import Files
+from dsec.sdk._async.session import Session
+from dsec.sdk._async.transport import PortStream
+from dsec.sdk.models import ExecResult, exec_result
+from dsec.wire.sandbox import (
+    CommandResult,
+    CommandSpec,
+    CommandView,
+    Process,
+    PtySize,
+    SandboxView,
+    SessionSpec,
+    SessionView,
+    Usage,
+)
+
+STOP_TIMEOUT_S = 120.0
+KILL_TIMEOUT_S = 5.0
+
+
+class Sandbox:
+    """One sandbox. Used with `async with` it is stopped at the end."""
+
+    def __init__(self, caller: Caller, view: SandboxView) -> None:
+        self._caller = caller
+        self._path = f"/v1/sandboxes/{view.id}"
+        self.view = view
+        """As it was last heard of; `refresh()` asks again."""
+        self.files = Files(caller, self._path)
+
+    @property
+    def id(self) -> str:
+        """Its id, good for `client.get(id)`."""
+        return self.view.id
+
+    @property
+    def warnings(self) -> list[str]:
+        """What was asked for and is not to be had on its host."""
+        return self.view.warnings
+
+    @override
+    def __repr__(self) -> str:
+        return f"<Sandbox {self.id} {self.view.state.value}>"
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        exc: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        with _aio.finishing(STOP_TIMEOUT_S):
+            await self.stop()
+
+    async def exec(  # noqa: PLR0913 - keywords
+        self,
+        argv: Sequence[str],
+        *,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        user: str | None = None,
+        input: bytes | str | None = None,  # noqa: A002 - subprocess.run's name for it
+        timeout: float | None = None,
+        session: str | None = None,
+        command_id: str | None = None,
+        output_limit_bytes: int | None = None,
+    ) -> ExecResult:
+        """Run a command and wait for its end. Its exit status is a value, not an error.
+
+        Args:
+            argv: program and arguments; no shell reads them.
+            cwd: directory; None: the sandbox's.
+            env: added to the sandbox's environment.
+            user: who runs it; None: the sandbox's `init_user`.
+            input: its standard input; None: empty.
+            timeout: seconds after which it is killed, with all it started; None: the server's
+                default (an hour). The output up to then is in the result.
+            session: a persistent session to run it in.
+            command_id: its id, if you want to choose it: a repeated call with the same id gets the
+                same run, and cancelling the call lets it go on. Without, cancelling kills it.
+            output_limit_bytes: kept of each stream, half from its head and half from its tail;
+                None: 1 MiB.
+
+        Raises:
+            SandboxGone: the sandbox is over.
+            NotFound: the user, directory or session does not exist.
+            Unavailable: the platform stayed unreachable; the command may be running. Call again
+                with its `command_id` (in `details`) to get its result.
+        """
+        spec = CommandSpec(
+            command_id=command_id or mint_command_id(),
+            argv=_argv(argv),
+            session=session,
+            cwd=cwd,
+            env=dict(env or {}),
+            user=user,
+            timeout_s=_seconds(timeout),
+            output_limit_bytes=output_limit_bytes,
+        )
+        return await self._run(spec, input, ours=command_id is None)
+
+    async def run_shell(  # noqa: PLR0913 - keywords
+        self,
+        command: str,
+        *,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        user: str | None = None,
+        input: bytes | str | None = None,  # noqa: A002 - subprocess.run's name for it
+        timeout: float | None = None,
+        session: str | None = None,
+        command_id: str | None = None,
+        output_limit_bytes: int | None = None,
+    ) -> ExecResult:
+        """Run a line of shell, by the image's bash or sh, and wait for its end; see `exec`."""
+        spec = CommandSpec(
+            command_id=command_id or mint_command_id(),
+            shell=command,
+            session=session,
+            cwd=cwd,
+            env=dict(env or {}),
+            user=user,
+            timeout_s=_seconds(timeout),
+            output_limit_bytes=output_limit_bytes,
+        )
+        return await self._run(spec, input, ours=command_id is None)
+
+    async def _run(self, spec: CommandSpec, given: bytes | str | None, *, ours: bool) -> ExecResult:
+        try:
+            if given is not None:
+                return await self._run_with_input(spec, given)
+            return await self._run_without(spec)
+        except BaseException as exc:
+            if ours and _aio.given_up(exc):
+                # Nobody else knows its id: it would run on for nobody.
+                with _aio.finishing(KILL_TIMEOUT_S), suppress(DsecError):
+                    await self._kill(str(spec.command_id))
+            raise
+
+    async def _kill(self, command_id: str) -> None:
+        request = self._caller.request("DELETE", f"{self._path}/commands/{command_id}")
+        await self._caller.do(request, self._caller.patience(KILL_TIMEOUT_S))
+
+    async def _run_without(self, spec: CommandSpec) -> ExecResult:
+        patience = self._caller.patience(deadline_s(spec.timeout_s))
+        request = self._caller.request("POST", f"{self._path}/commands/run", body=spec)
+        return exec_result(await self._caller.call(request, CommandResult, patience))
+
+    async def _run_with_input(self, spec: CommandSpec, given: bytes | str) -> ExecResult:
+        spec.stdin = "pipe"
+        command = await self._start(spec)
+        raw = given.encode() if isinstance(given, str) else given
+        # It may end, or close its input, without reading all: its result says how.
+        with suppress(Conflict, NotFound):
+            await command.write_from(lambda: _chunks(raw), timeout=deadline_s(spec.timeout_s))
+        return await command.wait(deadline_s(spec.timeout_s))
+
+    async def start(  # noqa: PLR0913 - keywords
+        self,
+        argv: Sequence[str] | None = None,
+        *,
+        shell: str | None = None,
+        stdin: Literal["null", "pipe"] = "null",
+        pty: PtySize | None = None,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        user: str | None = None,
+        timeout: float | None = None,
+        session: str | None = None,
+        command_id: str | None = None,
+        output_limit_bytes: int | None = None,
+    ) -> Command:
+        """Start a command and let it go on by itself; keywords as in `exec`.
+
+        Args:
+            argv: program and arguments; this or `shell`.
+            shell: a line for the image's shell; this or `argv`.
+            stdin: "pipe" to write to it.
+            pty: give it a terminal of this size; its input is then a pipe whatever `stdin` says.
+            cwd: see `exec`.
+            env: see `exec`.
+            user: see `exec`.
+            timeout: see `exec`.
+            session: see `exec`.
+            command_id: see `exec`.
+            output_limit_bytes: see `exec`.
+        """
+        spec = CommandSpec(
+            command_id=command_id or mint_command_id(),
+            argv=None if argv is None else _argv(argv),
+            shell=shell,
+            session=session,
+            cwd=cwd,
+            env=dict(env or {}),
+            user=user,
+            stdin="pipe" if pty is not None else stdin,
+            pty=pty,
+            timeout_s=_seconds(timeout),
+            output_limit_bytes=output_limit_bytes,
+        )
+        return await self._start(spec)
+
+    async def _start(self, spec: CommandSpec) -> Command:
+        request = self._caller.request("POST", f"{self._path}/commands", body=spec)
+        view = await self._caller.call(request, CommandView)
+        return Command(self._caller, self._path, view)
+
+    async def command(self, command_id: str) -> Command:
+        """A handle on a command started before, here or elsewhere.
+
+        Raises:
+            NotFound: there is none of that id.
+        """
+        request = self._caller.request("GET", f"{self._path}/commands/{segment(command_id)}")
+        return Command(self._caller, self._path, await self._caller.call(request, CommandView))
+
+    async def commands(self) -> list[CommandView]:
+        """Commands running and ended, as far back as the sandbox remembers."""
+        request = self._caller.request("GET", f"{self._path}/commands")
+        return await self._caller.call(request, list[CommandView])
+
+    async def open_session(
+        self,
+        *,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        user: str | None = None,
+        shell: str | None = None,
+        session_id: str | None = None,
+    ) -> Session:
+        """Open a persistent shell: what `cd` and `export` do stays from one command to the next."""
+        spec = SessionSpec(
+            session_id=session_id or mint_session_id(),
+            cwd=cwd,
+            env=dict(env or {}),
+            user=user,
+            shell=shell,
+        )
+        request = self._caller.request("POST", f"{self._path}/sessions", body=spec)
+        view = await self._caller.call(request, SessionView)
+        return Session(self._caller, self._path, view, self.run_shell)
+
+    async def sessions(self) -> list[SessionView]:
+        """Sessions that are open."""
+        request = self._caller.request("GET", f"{self._path}/sessions")
+        return await self._caller.call(request, list[SessionView])
+
+    async def processes(self) -> list[Process]:
+        """The processes in it, by the ids it sees itself."""
+        request = self._caller.request("GET", f"{self._path}/processes")
+        return await self._caller.call(request, list[Process])
+
+    async def usage(self) -> Usage:
+        """What it uses now."""
+        return await self._caller.call(self._caller.request("GET", f"{self._path}/usage"), Usage)
+
+    async def connect_port(self, port: int) -> PortStream:
+        """A connection to a TCP port in the sandbox; `.send .receive .send_eof .aclose`.
+
+        Raises:
+            NotFound: nothing listens there.
+        """
+        return await self._caller.websocket(
+            self._caller.request("GET", f"{self._path}/ports/{int(port)}")
+        )
+
+    def forward(
+        self, port: int, host: str = "127.0.0.1", local_port: int = 0
+    ) -> AbstractAsyncContextManager[tuple[str, int]]:
+        """Listen on this machine; every connection goes to a port in the sandbox.
+
+        Args:
+            port: in the sandbox.
+            host: where to listen.
+            local_port: 0: any that is free.
+        """
+
+        async def dial() -> PortStream:
+            return await self.connect_port(port)
+
+        return _aio.listen(dial, host, local_port)
+
+    async def refresh(self) -> SandboxView:
+        """Ask how it stands."""
+        self.view = await self._caller.call(self._caller.request("GET", self._path), SandboxView)
+        return self.view
+
+    async def stop(self) -> SandboxView:
+        """Stop it; returns when nothing of it is left. Harmless twice, and if it is over already.
+
+        Raises:
+            DeadlineExceeded: not within two minutes.
+        """
+        patience = self._caller.patience(STOP_TIMEOUT_S)
+        request = self._caller.request("DELETE", self._path)
+        try:
+            self.view = await self._caller.call(request, SandboxView, patience)
+        except SandboxGone:
+            await self.refresh()
+        return self.view
+
+
+def segment(text: str) -> str:
+    """An id the user gave, as a part of a path.
+
+    Raises:
+        InvalidRequest: it cannot be one.
+    """
+    if not text or not text.isascii() or any(c in text for c in "/?#% \t\r\n") or text[0] == ".":
+        raise InvalidRequest(f"{text[:80]!r} is not an id")
+    return text
+
+
+def _argv(argv: Sequence[str]) -> list[str]:
+    if isinstance(argv, str):
+        raise InvalidRequest("argv must be a list of strings; for a line of shell use run_shell")
+    return list(argv)
+
+
+def _seconds(timeout: float | None) -> float | None:
+    if timeout is not None and timeout <= 0:
+        raise InvalidRequest(f"timeout {timeout!r} must be positive, or None")
+    return None if timeout is None else float(timeout)
+
+
+async def _chunks(data: bytes) -> AsyncIterator[bytes]:
+    for start in range(0, len(data), _aio.CHUNK_BYTES):
+        yield data[start : start + _aio.CHUNK_BYTES]

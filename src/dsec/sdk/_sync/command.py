@@ -1,0 +1,270 @@
+# Generated from ../_async by tools/unasync.py; do not edit.
+"""A running command: its events, its input, its end."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import msgspec
+from typing_extensions import override
+
+from dsec.base.errors import InternalError
+from dsec.sdk import _blocking
+from dsec.sdk._answers import stream_error
+from dsec.sdk._http import ConnectionFailed, Request
+from dsec.sdk._patience import Patience
+from dsec.sdk._sync.call import UPLOAD_S, Body, Caller, EventStream, Lines
+from dsec.sdk.models import ExecResult, exec_result
+from dsec.wire.sandbox import (
+    CommandEvent,
+    CommandResult,
+    CommandView,
+    Exited,
+    Gap,
+    Heartbeat,
+    Output,
+    Started,
+    StreamError,
+)
+
+T = TypeVar("T")
+GRACE_S = 60.0
+"""Beyond a command's own limit: for the server to kill it and to answer."""
+SERVER_DEFAULT_TIMEOUT_S = 3600.0
+Event = Started | Output | Gap | Exited
+_EVENT: msgspec.json.Decoder[CommandEvent] = msgspec.json.Decoder(CommandEvent)
+
+
+class CommandEvents(EventStream[Event]):
+    """Started, then Output and Gap as they come, then Exited.
+
+    A connection that breaks is made again and goes on where the last one ended.
+    """
+
+    def __init__(
+        self, caller: Caller, path: str, start: tuple[int, int] = (0, 0)
+    ) -> None:
+        self._caller = caller
+        self._path = path
+        self._next = {"stdout": start[0], "stderr": start[1]}
+        self._lines: Lines | None = None
+        self._request: Request | None = None
+        self._patience: Patience = caller.patience()
+        self._started = False
+        self._ended = False
+
+    @override
+    def __next__(self) -> Event:
+        """The next event.
+
+        Raises:
+            DsecError: the sandbox is gone, or the platform stays unreachable.
+        """
+        while not self._ended:
+            request = self._attach_request()
+            try:
+                line = self._line(request)
+            except ConnectionFailed as exc:
+                self._detach()
+                self._caller.lost(exc, request, self._patience)
+                continue
+            event = self._take(line)
+            if event is not None:
+                return event
+        self._detach()
+        raise StopIteration
+
+    def _attach_request(self) -> Request:
+        if self._request is None:
+            offsets = {
+                "stdout_from": self._next["stdout"],
+                "stderr_from": self._next["stderr"],
+            }
+            self._request = self._caller.request("GET", f"{self._path}/events", offsets)
+        return self._request
+
+    def _line(self, request: Request) -> bytes:
+        if self._lines is None:
+            response = self._caller.open(request, self._patience)
+            self._lines = Lines(response, self._patience)
+        line = self._lines.next()
+        if not line:
+            raise ConnectionFailed("the stream ended before the command did", sent=True)
+        return line
+
+    def _take(self, line: bytes) -> Event | None:
+        try:
+            event = _EVENT.decode(line)
+        except msgspec.ValidationError:
+            return None  # a kind of event this SDK is too old for
+        except msgspec.DecodeError as exc:
+            raise InternalError(f"a line of the stream is not JSON: {exc}") from None
+        match event:
+            case Output():
+                return self._output(event)
+            case Gap():
+                self._next[event.stream] = event.offset
+                return event
+            case Started():
+                first, self._started = not self._started, True
+                return event if first else None
+            case Exited():
+                self._ended = True
+                self._finish()
+                return event
+            case StreamError():
+                self._failed(event)
+            case Heartbeat():
+                pass
+        return None
+
+    def _output(self, event: Output) -> Output | None:
+        seen = self._next[event.stream] - event.offset
+        self._next[event.stream] = max(
+            self._next[event.stream], event.offset + len(event.data)
+        )
+        if seen <= 0:
+            return event
+        if seen >= len(event.data):
+            return None
+        return Output(
+            stream=event.stream, offset=event.offset + seen, data=event.data[seen:]
+        )
+
+    def _failed(self, event: StreamError) -> None:
+        self._detach()
+        error = stream_error(event)
+        if not error.retryable:
+            self._ended = True
+            raise error
+        _blocking.sleep(self._patience.pause_s(error))
+
+    def _finish(self) -> None:
+        lines, self._lines = self._lines, None
+        if lines is not None:
+            lines.finish()
+
+    def _detach(self) -> None:
+        self._request = None
+        lines, self._lines = self._lines, None
+        if lines is not None:
+            lines.close()
+
+    @override
+    def close(self) -> None:
+        """Stop listening; the command goes on."""
+        self._ended = True
+        self._detach()
+
+
+class Command:
+    """A command in a sandbox; it goes on whether or not anybody listens."""
+
+    def __init__(self, caller: Caller, sandbox_path: str, view: CommandView) -> None:
+        self._caller = caller
+        self._path = f"{sandbox_path}/commands/{view.command_id}"
+        self.view = view
+        """As it was last heard of."""
+
+    @property
+    def id(self) -> str:
+        """Its id, good for `sandbox.command(id)`."""
+        return self.view.command_id
+
+    @override
+    def __repr__(self) -> str:
+        return f"<Command {self.id}>"
+
+    def events(self, stdout_from: int = 0, stderr_from: int = 0) -> CommandEvents:
+        """What happens, from these offsets on; survives reconnects. Nothing is sent until used."""
+        return CommandEvents(self._caller, self._path, (stdout_from, stderr_from))
+
+    def write(self, data: bytes | str) -> None:
+        """Write to its standard input; returns when the command's pipe has taken it.
+
+        Raises:
+            Conflict: it was not started with stdin="pipe", or its input is closed.
+            Unavailable: the connection was lost in the middle; part of `data` may have arrived.
+        """
+        raw = data.encode() if isinstance(data, str) else data
+        if raw:
+            self._caller.do(self._stdin(raw, eof=False))
+
+    def write_from(
+        self, source: Body, *, eof: bool = True, timeout: float | None = None
+    ) -> None:
+        """Stream to its standard input; `source` makes the iterator of chunks."""
+        request = self._caller.upload(
+            "POST",
+            f"{self._path}/stdin",
+            {"eof": 1 if eof else None},
+            repeatable=False,
+            kind="application/octet-stream",
+        )
+        patience = self._caller.patience(timeout)
+        response = self._caller.open(request, patience, source)
+        response.close()
+
+    def close_stdin(self) -> None:
+        """End its standard input."""
+        self._caller.do(self._stdin(b"", eof=True))
+
+    def _stdin(self, data: bytes, *, eof: bool) -> Request:
+        query = {"eof": 1 if eof else None}
+        # Sent twice it would be read twice; the end alone may be said twice.
+        return self._caller.request(
+            "POST",
+            f"{self._path}/stdin",
+            query,
+            data,
+            repeatable=not data,
+            patience_s=UPLOAD_S,
+        )
+
+    def signal(self, name: str) -> None:
+        """Send a signal by name, e.g. "INT", to its foreground process group."""
+        query = {"signal": name.removeprefix("SIG")}
+        self._caller.do(
+            self._caller.request(
+                "POST", f"{self._path}/signal", query, repeatable=False
+            )
+        )
+
+    def resize(self, rows: int, cols: int) -> None:
+        """Change the size of its terminal."""
+        query = {"rows": rows, "cols": cols}
+        self._caller.do(self._caller.request("POST", f"{self._path}/resize", query))
+
+    def refresh(self) -> CommandView:
+        """Ask how it stands."""
+        self.view = self._caller.call(
+            self._caller.request("GET", self._path), CommandView
+        )
+        return self.view
+
+    def wait(self, timeout: float | None = None) -> ExecResult:
+        """Wait for its end.
+
+        Args:
+            timeout: how long to wait, in seconds; None: as long as the command itself may run.
+
+        Raises:
+            DeadlineExceeded: it still runs.
+            SandboxGone: its sandbox is over.
+        """
+        limit = timeout if timeout is not None else deadline_s(self.view.timeout_s)
+        patience = self._caller.patience(limit)
+        request = self._caller.request("GET", f"{self._path}/result")
+        return exec_result(self._caller.call(request, CommandResult, patience))
+
+    def kill(self) -> CommandView:
+        """End it and everything it started."""
+        self.view = self._caller.call(
+            self._caller.request("DELETE", self._path), CommandView
+        )
+        return self.view
+
+
+def deadline_s(timeout: float | None) -> float:
+    """How long a client waits for a command with this limit."""
+    return (SERVER_DEFAULT_TIMEOUT_S if timeout is None else timeout) + GRACE_S

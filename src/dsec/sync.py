@@ -1,0 +1,23 @@
+"""The synchronous SDK: the names of `dsec`, without `await`."""
+
+from dsec.sdk.sync import (
+    Command,
+    CommandFailed,
+    DSecClient,
+    DSecContainerRunArgs,
+    ExecResult,
+    FileInfo,
+    Sandbox,
+    Session,
+)
+
+__all__ = [
+    "Command",
+    "CommandFailed",
+    "DSecClient",
+    "DSecContainerRunArgs",
+    "ExecResult",
+    "FileInfo",
+    "Sandbox",
+    "Session",
+]

@@ -1,0 +1,47 @@
+"""An edge as a process of its own, to be killed by tests: `python edge_process.py HOME AETHER`."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import anyio
+import uvicorn
+
+from dsec.base.clock import SystemClock
+from dsec.edge.admission import AdmissionLimits
+from dsec.edge.backends.container import ContainerBackend, ContainerConfig
+from dsec.edge.server import make_edge_app
+from dsec.edge.service import EdgeConfig, EdgeService
+from dsec.images.service import ImageService
+from dsec.kit import log
+
+
+async def main(home: Path, node: str, aether: Path) -> None:
+    clock = SystemClock()
+    async with ImageService(home / "images", home / "layers") as images:
+        where = ContainerConfig(node=node, state=home / "state", aether=aether)
+        config = EdgeConfig(
+            node=node,
+            state=home / "state",
+            run=home / "run",
+            limits=AdmissionLimits(memory_floor_bytes=0),
+        )
+        backend = ContainerBackend(where, images, clock)
+        async with EdgeService(config, [backend], images, clock).running() as edge:
+            server = uvicorn.Server(
+                uvicorn.Config(
+                    make_edge_app(edge, clock),
+                    uds=str(home / "edge.sock"),
+                    lifespan="off",
+                    log_config=None,
+                )
+            )
+            await server.serve()
+
+
+if __name__ == "__main__":
+    log.configure("WARNING")
+    os.umask(0o077)
+    anyio.run(main, Path(sys.argv[1]), sys.argv[2], Path(sys.argv[3]))

@@ -1,0 +1,131 @@
+"""A node for tests: an edge over simulated sandboxes, its images, and a client without a network."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import anyio
+import httpx
+
+from dsec.base.errors import NotFound
+from dsec.base.ids import NodeId, mint_sandbox_id
+from dsec.edge.admission import AdmissionLimits
+from dsec.edge.backends.interface import Backend
+from dsec.edge.server import make_edge_app
+from dsec.edge.service import EdgeConfig, EdgeService
+from dsec.edge.sim import Faults, SimBackend, SimHost
+from dsec.images.records import ImageRecord, view
+from dsec.wire.edge_v1 import CreateOnEdge, ImageEvent
+from dsec.wire.public_v1 import BuildImage, ImageReady, ImageView, PullImage
+from dsec.wire.sandbox import SandboxSpec
+
+NODE = "n0de"
+
+
+class AnyClock:
+    """The clock of whatever runs the test: under Trio's MockClock it jumps."""
+
+    def now(self) -> float:
+        return 1.8e9 + anyio.current_time()
+
+    def monotonic(self) -> float:
+        return anyio.current_time()
+
+
+class FakeImages:
+    def __init__(self) -> None:
+        self.records = {"debian": image("debian")}
+        self.pins: dict[str, list[str]] = {}
+
+    async def resolve(self, name: str) -> ImageRecord:
+        if name not in self.records:
+            raise NotFound(f"no image {name}", kind="image")
+        return self.records[name]
+
+    async def mount(self, record: ImageRecord, sandbox: str) -> list[Path]:
+        self.pins[sandbox] = record.layers
+        return [Path("/nowhere")]
+
+    async def release(self, sandbox: str) -> None:
+        self.pins.pop(sandbox, None)
+
+    def rebuild_pins(self, pins: Iterable[tuple[str, Iterable[str]]]) -> None:
+        self.pins |= {sandbox: list(layers) for sandbox, layers in pins}
+
+    async def list(self) -> list[ImageView]:
+        return [view(record) for record in self.records.values()]
+
+    async def remove(self, name: str) -> None:
+        del self.records[name]
+
+    async def pull(self, request: PullImage) -> AsyncIterator[ImageEvent]:
+        self.records[request.reference] = image(request.reference)
+        yield ImageReady(image=view(self.records[request.reference]))
+
+    async def build(self, request: BuildImage) -> AsyncIterator[ImageEvent]:
+        yield ImageReady(image=view(self.records["debian"]))
+
+    async def import_archive(
+        self, name: str, archive: AsyncIterator[bytes]
+    ) -> AsyncIterator[ImageEvent]:
+        size = sum([len(chunk) async for chunk in archive])
+        self.records[name] = image(name, size)
+        yield ImageReady(image=view(self.records[name]))
+
+
+def image(name: str, size: int = 1) -> ImageRecord:
+    return ImageRecord(
+        name=name,
+        digest="sha256:" + "0" * 64,
+        layers=["sha256:" + "1" * 64],
+        size_bytes=size,
+        created_at=0.0,
+        source="test",
+    )
+
+
+class Node:
+    """What survives a restart of the edge, and the way to start one."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.host = SimHost()
+        self.faults = Faults()
+        self.images = FakeImages()
+        self.clock = AnyClock()
+
+    @asynccontextmanager
+    async def edge(
+        self,
+        *,
+        limits: AdmissionLimits | None = None,
+        after_write: Callable[[int], None] | None = None,
+        backends: Sequence[Backend] = (),
+    ) -> AsyncIterator[EdgeService]:
+        config = EdgeConfig(
+            node=NODE,
+            state=self.root / "state",
+            run=self.root / "run",
+            limits=limits or AdmissionLimits(memory_floor_bytes=0),
+        )
+        mine = backends or [SimBackend(self.clock, host=self.host, faults=self.faults)]
+        service = EdgeService(config, mine, self.images, self.clock, after_write=after_write)
+        async with service.running():
+            yield service
+
+    @asynccontextmanager
+    async def client(self, service: EdgeService) -> AsyncIterator[httpx.AsyncClient]:
+        transport = httpx.ASGITransport(make_edge_app(service, self.clock))
+        async with httpx.AsyncClient(transport=transport, base_url="http://edge") as client:
+            yield client
+
+
+def request(**spec: object) -> CreateOnEdge:
+    fields: dict[str, object] = {"image": "debian", "backend": "sim", **spec}
+    return CreateOnEdge(
+        id=mint_sandbox_id(NodeId(NODE)),
+        project="p",
+        spec=SandboxSpec(**fields),  # type: ignore[arg-type]
+    )

@@ -1,0 +1,131 @@
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+
+import pytest
+
+from dsec.base.states import SandboxState, StopReason
+from dsec.edge.lifecycle.journal import Journal
+from dsec.edge.record import SandboxRecord
+from dsec.images.records import view as image_view
+from dsec.wire.sandbox import Limits, SandboxSpec, SandboxView
+from tests.unit.edge.node import image
+
+ID = "sbxn0de0000000000000000"
+
+
+@pytest.fixture
+def journal(tmp_path: Path) -> Journal:
+    made = Journal(tmp_path)
+    made.prepare()
+    return made
+
+
+def record(journal: Journal, sandbox: str = ID) -> SandboxRecord:
+    return SandboxRecord(
+        id=sandbox,
+        project="p",
+        spec=SandboxSpec(image="debian", labels={"a": "b"}),
+        image=image_view(image("debian")),
+        created_at=5.0,
+        uid_base=1 << 20,
+        directory=str(journal.directory(sandbox)),
+        socket="/run/x",
+    )
+
+
+def ending(sandbox: str = ID, at: float = 9.0) -> SandboxView:
+    return SandboxView(
+        id=sandbox,
+        node="n0de",
+        backend="container",
+        image="debian",
+        state=SandboxState.STOPPED,
+        created_at=1.0,
+        limits=Limits(),
+        ended_at=at,
+        stop_reason=StopReason.IDLE,
+    )
+
+
+def test_what_was_written_is_read_back(journal: Journal) -> None:
+    facts = record(journal)
+    journal.create(facts)
+    journal.mark(ID, "done", "launch")
+    journal.mark_all(ID, [("begun", "connect", ""), ("done", "connect", "")])
+    (story,) = journal.stories()
+    assert story.record == facts
+    assert story.launched
+    assert story.stopping is None
+    assert story.steps[0] == ("begun", "launch", "")
+
+
+def test_the_reason_of_a_removal_is_kept(journal: Journal) -> None:
+    journal.create(record(journal))
+    journal.mark(ID, "begun", "kill", "lifetime")
+    assert journal.stories()[0].stopping is StopReason.LIFETIME
+
+
+def test_a_line_cut_off_by_a_crash_is_no_line(journal: Journal) -> None:
+    journal.create(record(journal))
+    with (journal.directory(ID) / "journal").open("a") as file:
+        file.write("don")
+    (story,) = journal.stories()
+    assert story.steps == [("begun", "launch", "")]
+    assert not story.launched
+
+
+def test_text_cannot_forge_a_line(journal: Journal) -> None:
+    journal.create(record(journal))
+    journal.mark(ID, "undone", "launch", "bad\ndone connect")
+    assert not journal.stories()[0].launched
+
+
+def test_a_record_that_is_not_whole_is_none(journal: Journal) -> None:
+    directory = journal.directory(ID)
+    directory.mkdir()
+    assert journal.stories()[0].record is None
+    assert not journal.unreadable(ID)
+    (directory / "record.json").write_text("{")
+    assert journal.stories()[0].record is None
+    assert journal.unreadable(ID)
+
+
+def test_an_ending_outlives_the_directory(journal: Journal) -> None:
+    journal.create(record(journal))
+    (journal.directory(ID) / "upper").mkdir()
+    journal.forget(ending())
+    journal.forget(ending())
+    assert not journal.directory(ID).exists()
+    assert journal.endings() == [ending()]
+    journal.empty_trash()
+    assert list(journal.trash.iterdir()) == []
+    journal.unremember([ID])
+    assert journal.endings() == []
+
+
+def test_endings_are_oldest_first_and_damaged_ones_go(journal: Journal) -> None:
+    other = ID.replace("0000", "1111")
+    journal.forget(ending(at=7.0))
+    journal.forget(ending(other, at=3.0))
+    (journal.ended / "bad.json").write_text("?")
+    assert [view.id for view in journal.endings()] == [other, ID]
+    assert not (journal.ended / "bad.json").exists()
+
+
+def test_the_same_id_twice_is_refused(journal: Journal) -> None:
+    journal.create(record(journal))
+    with pytest.raises(FileExistsError):
+        journal.create(record(journal))
+
+
+def test_marks_of_a_sandbox_given_up_are_no_error(journal: Journal) -> None:
+    journal.mark(ID, "done", "launch")
+    assert journal.stories() == []
+
+
+def test_all_of_it_is_private(journal: Journal) -> None:
+    journal.create(record(journal))
+    for path in (journal.sandboxes, journal.ended, journal.trash, journal.directory(ID)):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o700

@@ -1,0 +1,158 @@
+from __future__ import annotations
+
+import pytest
+
+from dsec.base.errors import InternalError, InvalidRequest, Unsupported
+from dsec.images.compose import plan_layers
+from dsec.images.erofs.mkfs import parse_version
+from dsec.images.importer import key_over
+from dsec.images.oci.archive import ArchiveKind, kind_of_names
+from dsec.images.oci.compression import sniff
+from dsec.images.oci.documents import (
+    ConfigFile,
+    Descriptor,
+    Platform,
+    check_platform,
+    decode,
+    pick_platform,
+)
+from dsec.images.records import (
+    ImageConfig,
+    ImageRecord,
+    LayerRecord,
+    check_digest,
+    decode_image,
+    decode_layer,
+    digest_of,
+    encode,
+    env_from_pairs,
+)
+
+ID = "ab" * 32
+
+
+@pytest.mark.parametrize(
+    ("names", "kind"),
+    [
+        (["oci-layout", "index.json", "blobs/", f"blobs/sha256/{ID}"], ArchiveKind.OCI),
+        (["./", "./blobs/", "./index.json", "./oci-layout"], ArchiveKind.OCI),
+        (["manifest.json", "index.json", "oci-layout", "blobs/sha256/x"], ArchiveKind.OCI),
+        ([f"{ID}/", f"{ID}/layer.tar", f"{ID}.json", "manifest.json"], ArchiveKind.DOCKER),
+        ([f"{ID}.tar", "repositories", "manifest.json"], ArchiveKind.DOCKER),
+        (["./", "./bin/", "./etc/passwd"], ArchiveKind.ROOTFS),
+        (["manifest.json", "etc/passwd"], ArchiveKind.ROOTFS),
+        (["blobs/", "index.json"], ArchiveKind.ROOTFS),
+        ([], ArchiveKind.ROOTFS),
+    ],
+)
+def test_archives_are_told_by_their_names(names: list[str], kind: ArchiveKind) -> None:
+    assert kind_of_names(names) is kind
+
+
+def test_a_root_file_system_is_told_by_its_first_name() -> None:
+    def names() -> object:
+        yield "bin/sh"
+        pytest.fail("read on")
+
+    assert kind_of_names(names()) is ArchiveKind.ROOTFS  # type: ignore[arg-type]
+
+
+def test_compressions() -> None:
+    heads = {b"\x1f\x8b\x08": "gzip", b"BZh9": "bzip2", b"\xfd7zXZ\x00": "xz"}
+    heads |= {b"\x28\xb5\x2f\xfd": "zstd", b"etc/": "none", b"": "none"}
+    assert {head: sniff(head) for head in heads} == heads
+
+
+AMD = Descriptor("sha256:a", platform=Platform("amd64", "linux"))
+ARM = Descriptor("sha256:b", platform=Platform("arm64", "linux", "v8"))
+WINDOWS = Descriptor("sha256:c", platform=Platform("amd64", "windows"))
+ATTESTATION = Descriptor("sha256:d", platform=Platform("unknown", "unknown"))
+ANY = Descriptor("sha256:e")
+
+
+def test_the_platform_is_chosen() -> None:
+    assert pick_platform([WINDOWS, ATTESTATION, ARM, AMD], "amd64", "x") is AMD
+    assert pick_platform([ANY], "amd64", "x") is ANY
+    assert pick_platform([AMD, AMD], "amd64", "x") is AMD
+
+
+def test_no_platform_fits() -> None:
+    with pytest.raises(Unsupported, match="linux/arm64, unknown/unknown"):
+        pick_platform([ARM, ATTESTATION], "amd64", "x")
+    with pytest.raises(Unsupported, match="only nothing"):
+        pick_platform([], "amd64", "x")
+    with pytest.raises(Unsupported, match="linux/arm64, this node is linux/amd64"):
+        check_platform(decode(b'{"rootfs":{},"architecture":"arm64","os":"linux"}', ConfigFile, "c"), "amd64", "x")  # fmt: skip
+
+
+def test_several_images_are_not_guessed_between() -> None:
+    with pytest.raises(InvalidRequest, match="several"):
+        pick_platform([ANY, Descriptor("sha256:f")], "amd64", "x")
+
+
+def test_nulls_of_docker() -> None:
+    text = b'{"rootfs":{"diff_ids":[]},"config":{"Env":null,"Cmd":["a"],"User":null,"Labels":{}}}'
+    config = decode(text, ConfigFile, "c").config
+    assert config is not None
+    assert config.plain() == ImageConfig(cmd=["a"])
+    assert env_from_pairs(["A=1", "B", "A=2=3", "C="]) == {"A": "2=3", "C": ""}
+
+
+def test_damaged_documents_are_named() -> None:
+    with pytest.raises(InvalidRequest, match="the thing"):
+        decode(b"{", ConfigFile, "the thing")
+    with pytest.raises(InternalError, match=r"/x\.json"):
+        decode_image(b"{}", "/x.json")
+
+
+@pytest.mark.parametrize(
+    "text", ["", ID, f"sha256:{ID[1:]}", "sha256:" + "Z" * 64, "sha256:../" + ID[3:]]
+)
+def test_digests(text: str) -> None:
+    with pytest.raises(InvalidRequest):
+        check_digest(text)
+    assert check_digest(f"sha256:{ID}")
+
+
+def test_records_round_trip() -> None:
+    layer = LayerRecord(digest=f"sha256:{ID}", source="s", size_bytes=1, created_at=2.5, mkfs="1.5")
+    assert decode_layer(encode(layer), "f") == layer
+    image = ImageRecord(
+        name="a/b:c",
+        digest=f"sha256:{ID}",
+        layers=[layer.digest],
+        size_bytes=1,
+        created_at=2.5,
+        source="ü",
+        config=ImageConfig(env={"A": "b"}, workdir="/w", user="u", entrypoint=["e"], cmd=["c"]),
+    )
+    assert decode_image(encode(image), "f") == image
+
+
+def test_digests_of_images_depend_on_all() -> None:
+    seen = {
+        digest_of(["a"], ImageConfig()),
+        digest_of(["b"], ImageConfig()),
+        digest_of(["a"], ImageConfig(user="u")),
+        key_over("a", []),
+        key_over("a", ["b"]),
+    }
+    assert len(seen) == 5
+
+
+def test_layers_of_a_sandbox_are_ordered() -> None:
+    assert plan_layers(["i1", "i2"]) == ["i2", "i1"]
+    assert plan_layers(["i1", "i2"], workspace=["w"], toolkits=[["s1", "s2"], ["t"]]) == [
+        *("t", "s2", "s1", "w", "i2", "i1")
+    ]
+    assert plan_layers(["e", "a", "e"]) == ["e", "a"]  # overlayfs takes a directory once
+    with pytest.raises(InvalidRequest):
+        plan_layers([])
+    with pytest.raises(InvalidRequest, match="500"):
+        plan_layers([str(n) for n in range(501)])
+
+
+def test_versions_of_mkfs() -> None:
+    assert parse_version("mkfs.erofs 1.5\nusage: [options] FILE") == "1.5"
+    assert parse_version("mkfs.erofs (erofs-utils) 1.8.6\nAvailable compressors") == "1.8.6"
+    assert parse_version("no such thing") == ""

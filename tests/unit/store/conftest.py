@@ -1,0 +1,10 @@
+"""The store runs on asyncio, as the servers do."""
+
+from __future__ import annotations
+
+import pytest
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
