@@ -163,8 +163,9 @@ const NEW_NAMESPACES: [u64; 7] =
 const NEW_TIME: u64 = 0x80;
 
 /// Typing for another process on a shared terminal (`TIOCSTI`, `TIOCLINUX`), and exchanging the data
-/// of two files behind the back of the overlay (XFS swap and exchange, ext4 move).
-const DENIED_IOCTLS: [u64; 5] = [0x5412, 0x541c, 0xc0c0_586d, 0x4028_5881, 0xc028_660f];
+/// of two files behind the back of the overlay (XFS swap, exchange and commit, ext4 move).
+const DENIED_IOCTLS: [u64; 6] =
+    [0x5412, 0x541c, 0xc0c0_586d, 0x4028_5881, 0x4058_5883, 0xc028_660f];
 
 /// `AF_ALG`, `AF_VSOCK`: the kernel's own crypto, and the hypervisor; neither is namespaced.
 const DENIED_FAMILIES: [u64; 2] = [38, 40];

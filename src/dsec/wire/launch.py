@@ -11,7 +11,7 @@ class CgroupDir(Struct, kw_only=True):
     path: str
     writes: list[tuple[str, str]] = field(default_factory=list)
     delegate: bool = False
-    """Give the directory, its cgroup.procs and cgroup.kill to aether's host uid."""
+    """Give the directory and its cgroup.{procs,threads,subtree_control,kill} to aether's host uid and gid."""
 
 
 class LaunchSpec(Struct, kw_only=True):

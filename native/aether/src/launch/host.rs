@@ -15,6 +15,7 @@ use crate::sys::io::eprint_line;
 use crate::sys::mount::{self, Context, NO_DEVICES, NO_SUID, READ_ONLY};
 use crate::sys::{fdpass, identity, namespace, reap};
 use std::collections::BTreeMap;
+use std::ffi::CStr;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
 use std::os::fd::{AsFd, OwnedFd};
@@ -24,6 +25,20 @@ use std::time::{Duration, Instant};
 
 /// A child that says nothing for so long is given up.
 const SILENCE_MS: i32 = if cfg!(debug_assertions) { 1_000 } else { 20_000 };
+
+/// What an upper directory means must not depend on how a host's kernel was configured, and it
+/// becomes a layer: it must hold files, not references to other files or to this mount. Besides,
+/// `volatile`: a sandbox's own fsync need not reach the disk, and above all its end must not sync
+/// the whole file system below it. A work directory is therefore good for one mount only.
+const OVERLAY: [(&CStr, &CStr); 6] = [
+    (c"source", c"overlay"),
+    (c"redirect_dir", c"off"),
+    (c"metacopy", c"off"),
+    (c"index", c"off"),
+    (c"uuid", c"null"),
+    // One st_dev and lasting inode numbers, where the layers' numbers leave room for it.
+    (c"xino", c"auto"),
+];
 
 /// Something made that a failure takes back.
 #[derive(Debug)]
@@ -297,12 +312,9 @@ impl Site<'_> {
         for (key, directory) in [c"upperdir", c"workdir"].into_iter().zip(&self.upper) {
             context.descriptor(key, directory.as_fd())?;
         }
-        // What an upper directory means must not depend on how a host's kernel was configured.
-        for (key, value) in [(c"redirect_dir", c"off"), (c"index", c"off"), (c"metacopy", c"off")] {
+        for (key, value) in OVERLAY {
             context.string(key, value)?;
         }
-        context.string(c"source", c"overlay")?;
-        context.string(c"xino", c"auto")?;
         context.flag(c"volatile")?;
         // Overlay works in the upper directory with the credentials of this moment. Our own ids
         // are not mapped there; all the rest of root is wanted (trusted.* attributes, devices).
