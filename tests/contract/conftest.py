@@ -38,9 +38,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.obj = _within(item.obj, marker.args[0] if marker else DEADLINE_S)
 
 
-def _within(
-    test: Callable[..., Awaitable[None]], seconds: float
-) -> Callable[..., Awaitable[None]]:
+def _within(test: Callable[..., Awaitable[None]], seconds: float) -> Callable[..., Awaitable[None]]:
     @functools.wraps(test)
     async def timed(**given: Any) -> None:
         with anyio.fail_after(seconds):
@@ -89,12 +87,12 @@ def server(backend: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S
         up.start()
         anyio.run(_prepare, up, archive)
         yield up
-        up.stop()
     except BaseException:
-        up.kill()
         print(up.tail())  # noqa: T201 - shown with the failure
         raise
-    up.remove()
+    finally:
+        up.stop()
+        up.remove()
 
 
 async def _prepare(up: Server, archive: Path) -> None:

@@ -30,7 +30,7 @@ async def eventually(
 ) -> None:
     """Wait until something holds."""
     with anyio.move_on_after(within_s):
-        while not await holds():
+        while not await holds():  # noqa: ASYNC110 - what is waited for is elsewhere
             await anyio.sleep(0.05)
         return
     pytest.fail(f"not within {within_s:.0f} s: {what}")

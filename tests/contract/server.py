@@ -15,7 +15,7 @@ from pathlib import Path
 import httpx
 
 from dsec import DSecClient
-from tests.pristine import Node
+from tests.pristine import CGROUPS, Node
 
 READY_S = 60.0
 END_S = 60.0
@@ -25,8 +25,9 @@ REPOSITORY = Path(__file__).parents[2]
 class Server:
     """One server process; `kill` and `start` again keep its state."""
 
-    def __init__(self, backend: str) -> None:
+    def __init__(self, backend: str, *, stop_sandboxes: bool = True) -> None:
         self.backend = backend
+        self._stop_sandboxes = stop_sandboxes
         # Short: the path of a Unix socket has at most 107 bytes.
         self.base = Path(tempfile.mkdtemp(prefix="dsec-t"))
         self.state = self.base / "state"
@@ -51,10 +52,15 @@ class Server:
             directories=(self.state, self.run),
         )
 
-    def start(self) -> None:
-        """Start it and wait until it answers."""
+    def start(self, *, port: int = 0) -> None:
+        """Start it, on any port or on this one, and wait until it answers."""
         argv = [sys.executable, "-m", "dsec.main.command", "up", "--backend", self.backend]
-        argv += ["--port", "0", "--state-dir", str(self.state), "--run-dir", str(self.run)]
+        argv += ["--port", str(port), "--state-dir", str(self.state), "--run-dir", str(self.run)]
+        argv += ["--stop-sandboxes"] if self._stop_sandboxes else []
+        if helper := os.environ.get("DSEC_AETHER"):
+            config = self.base / "dsec.toml"
+            config.write_text(f'aether = "{helper}"\n')
+            argv += ["--config", str(config)]
         home = str(self.base / "home")
         env = {k: v for k, v in os.environ.items() if not k.startswith(("DSEC_API", "XDG_"))}
         env |= {"HOME": home, "PYTHONPATH": str(REPOSITORY / "src")}
@@ -107,5 +113,21 @@ class Server:
             self._process = None
 
     def remove(self) -> None:
-        """Remove its directories, once nothing of it runs."""
+        """Remove what a server keeps for its next start: mounted layers, groups, directories."""
+        mounted = [
+            line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()
+        ]
+        for point in reversed(mounted):
+            if point.startswith(str(self.base)):
+                subprocess.run(["umount", "--lazy", point], check=False)
+        name = self.state / "node"
+        if name.exists():
+            remove_groups(name.read_text().strip())
         shutil.rmtree(self.base, ignore_errors=True)
+
+
+def remove_groups(node: str) -> None:
+    """Remove a node's control groups, which must be empty by now."""
+    for path, _, _ in os.walk(CGROUPS, topdown=False):
+        if f"/dsec-{node}" in path:
+            Path(path).rmdir()

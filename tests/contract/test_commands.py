@@ -20,7 +20,24 @@ from tests.contract.capabilities import needs
 from tests.contract.conftest import MakeArgs
 from tests.contract.expect import PROBE, eventually, read_until, refusal
 
-ODD = ["", " ", "a b", "'", '"', "\\", "a\nb", "\t", "$HOME", "*", "--", "-n", "é", "日本", "😀", ";"]
+ODD = [
+    "",
+    " ",
+    "a b",
+    "'",
+    '"',
+    "\\",
+    "a\nb",
+    "\t",
+    "$HOME",
+    "*",
+    "--",
+    "-n",
+    "é",
+    "日本",
+    "😀",
+    ";",
+]
 
 
 @pytest.mark.parametrize("code", [0, 1, 2, 77, 126, 127, 128, 137, 254, 255])
@@ -141,9 +158,7 @@ async def test_a_file_as_directory_is_refused(sandbox: Sandbox) -> None:
     ("user", "uid", "gid"),
     [("root", 0, 0), ("user", 1000, 1000), ("1000", 1000, 1000), ("nobody", 65534, 65534)],
 )
-async def test_a_user_by_name_or_number(
-    sandbox: Sandbox, user: str, uid: int, gid: int
-) -> None:
+async def test_a_user_by_name_or_number(sandbox: Sandbox, user: str, uid: int, gid: int) -> None:
     said = (await sandbox.exec([PROBE, "id"], user=user)).stdout
     assert f"uid={uid}" in said
     assert f"gid={gid}" in said

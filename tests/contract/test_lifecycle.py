@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import secrets
 import time
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
 
 import anyio
 import httpx
@@ -25,9 +27,19 @@ from tests.contract.expect import PROBE, eventually, refusal
 from tests.contract.server import Server
 
 
-async def test_the_papers_listing_runs(server: Server, args: MakeArgs) -> None:
+@pytest.fixture
+async def closing() -> AsyncIterator[AsyncExitStack]:
+    """Closes what a failing test has left open."""
+    async with AsyncExitStack() as stack:
+        yield stack
+
+
+async def test_the_papers_listing_runs(
+    server: Server, args: MakeArgs, closing: AsyncExitStack
+) -> None:
     client = server.client()
     await client.open()
+    closing.push_async_callback(client.close)
     wanted = args(
         memory_limit_mb=4096,
         cpu_cores_limit=4,
@@ -42,9 +54,7 @@ async def test_the_papers_listing_runs(server: Server, args: MakeArgs) -> None:
     await client.close()
 
 
-async def test_a_created_sandbox_is_what_was_asked_for(
-    client: DSecClient, args: MakeArgs
-) -> None:
+async def test_a_created_sandbox_is_what_was_asked_for(client: DSecClient, args: MakeArgs) -> None:
     wanted = args(memory_limit_mb=64, cpu_cores_limit=0.5, pids_limit=32, labels={"a": "b"})
     async with await client.run_container(wanted) as sandbox:
         view = sandbox.view
@@ -115,9 +125,7 @@ async def test_the_same_key_creates_one_sandbox(client: DSecClient, args: MakeAr
         assert one.id == two.id
 
 
-async def test_the_same_key_at_once_creates_one_sandbox(
-    client: DSecClient, args: MakeArgs
-) -> None:
+async def test_the_same_key_at_once_creates_one_sandbox(client: DSecClient, args: MakeArgs) -> None:
     key, made = secrets.token_hex(8), []
 
     async def create() -> None:
@@ -174,9 +182,7 @@ async def test_a_backend_that_is_not_here_is_unsupported(
     assert caught.value.code in ("unsupported", "capacity_unavailable")
 
 
-async def test_a_network_that_cannot_be_had_is_refused(
-    client: DSecClient, args: MakeArgs
-) -> None:
+async def test_a_network_that_cannot_be_had_is_refused(client: DSecClient, args: MakeArgs) -> None:
     with refusal(Unsupported):
         await client.run_container(args(network_rules={"pypi": True}))
 
@@ -212,9 +218,7 @@ async def test_stop_is_harmless_twice(client: DSecClient, args: MakeArgs) -> Non
         assert (view.state, view.stop_reason) == ("stopped", "requested")
 
 
-async def test_stop_at_once_from_many_sides_is_one_stop(
-    client: DSecClient, args: MakeArgs
-) -> None:
+async def test_stop_at_once_from_many_sides_is_one_stop(client: DSecClient, args: MakeArgs) -> None:
     sandbox = await client.run_container(args())
     async with anyio.create_task_group() as group:
         for _ in range(5):
@@ -264,12 +268,10 @@ async def test_everything_on_an_ended_sandbox_is_sandbox_gone(
         lambda: sandbox.connect_port(80),
     ):
         with refusal(SandboxGone, reason="requested"):
-            await ask()  # type: ignore[no-untyped-call]
+            await ask()
 
 
-async def test_an_ended_sandbox_still_says_why_it_ended(
-    client: DSecClient, args: MakeArgs
-) -> None:
+async def test_an_ended_sandbox_still_says_why_it_ended(client: DSecClient, args: MakeArgs) -> None:
     sandbox = await client.run_container(args())
     await sandbox.stop()
     view = (await client.get(sandbox.id)).view

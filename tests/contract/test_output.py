@@ -58,9 +58,7 @@ async def test_the_default_limit_is_a_mebibyte(sandbox: Sandbox) -> None:
 
 
 async def test_a_flood_on_standard_error_is_bounded_too(sandbox: Sandbox) -> None:
-    result = await sandbox.exec(
-        [PROBE, "flood", str(2 * MIB), "stderr"], output_limit_bytes=1000
-    )
+    result = await sandbox.exec([PROBE, "flood", str(2 * MIB), "stderr"], output_limit_bytes=1000)
     assert (len(result.stderr_bytes), result.stderr_dropped) == (1000, 2 * MIB - 1000)
     assert result.stdout_bytes == b""
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import anyio
 import uvicorn
+from typing_extensions import override
 
 from dsec.base.clock import SystemClock
 from dsec.edge.admission import AdmissionLimits
@@ -30,15 +34,28 @@ async def main(home: Path, node: str, aether: Path) -> None:
         )
         backend = ContainerBackend(where, images, clock)
         async with EdgeService(config, [backend], images, clock).running() as edge:
-            server = uvicorn.Server(
-                uvicorn.Config(
-                    make_edge_app(edge, clock),
-                    uds=str(home / "edge.sock"),
-                    lifespan="off",
-                    log_config=None,
-                )
+            config_of_server = uvicorn.Config(
+                make_edge_app(edge, clock),
+                uds=str(home / "edge.sock"),
+                lifespan="off",
+                log_config=None,
             )
-            await server.serve()
+            async with anyio.create_task_group() as group:
+                server = Server(config_of_server)
+                group.start_soon(server.serve)
+                with anyio.open_signal_receiver(signal.SIGTERM) as signals:
+                    async for _ in signals:
+                        break
+                server.should_exit = True
+
+
+class Server(uvicorn.Server):
+    """Leaves signals to us: uvicorn would end the process before the edge has let go."""
+
+    @override
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
 
 
 if __name__ == "__main__":

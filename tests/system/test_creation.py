@@ -125,6 +125,7 @@ async def test_a_key_moved_by_another_process_leaves_one_sandbox() -> None:
     edge.pause = anyio.Event()
     made: list[httpx.Response] = []
     async with control_plane([edge, other]) as plane:
+        plane.claims.shared = True
         other.away = Unavailable("away", sent=False)
         await plane.edges.refresh()
         other.away = None
@@ -157,6 +158,20 @@ async def test_an_edge_that_cannot_be_reached_is_passed_over() -> None:
         away.away = Unavailable("away", sent=False)
         made = await plane.client.post("/v1/sandboxes", json=SPEC)
     assert made.json()["node"] == "n002"
+
+
+async def test_a_repeat_does_not_leave_an_edge_that_is_away() -> None:
+    edge, other = FakeEdge("n001", cpus=64), FakeEdge("n002", cpus=1)
+    async with control_plane([edge, other]) as plane:
+        first = await plane.client.post("/v1/sandboxes", json=SPEC, headers=key("a"))
+        home = edge if edge.created else other
+        home.away = Unavailable("away", sent=False)
+        lost = await plane.client.post("/v1/sandboxes", json=SPEC, headers=key("a"))
+        assert lost.json()["error"]["code"] == "unavailable"
+        home.away = None
+        again = await plane.client.post("/v1/sandboxes", json=SPEC, headers=key("a"))
+    assert again.json() == first.json()
+    assert edge.created + other.created == 1
 
 
 async def test_an_edge_that_broke_off_is_not_passed_over_under_another_id() -> None:

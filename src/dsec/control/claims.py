@@ -11,6 +11,11 @@ from dsec.store.records import Claim
 class Claims(Protocol):
     """Idempotency keys by project."""
 
+    @property
+    def shared(self) -> bool:
+        """Whether other processes use them too, so that a claim may be moved behind our back."""
+        ...
+
     async def find(self, project: ProjectId, key: str) -> Claim | None:
         """The claim under a key."""
         ...

@@ -12,7 +12,7 @@ from starlette.types import Receive, Scope, Send
 from websockets.asyncio.client import ClientConnection, connect, unix_connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketException
 
-from dsec.base.errors import DsecError, Unavailable
+from dsec.base.errors import Unavailable
 from dsec.control.remote import CONNECT_TIMEOUT_S, EdgeLink
 from dsec.kit import log
 
@@ -47,16 +47,16 @@ class Forward:
         if scope["type"] == "websocket":
             await self._websocket(scope, receive, send)
             return
-        failure: DsecError | None = None
+        failure: Exception | None = None
         body = _Body(scope, receive)
         async with anyio.create_task_group() as group:
             group.start_soon(body.cancel_on_disconnect, group.cancel_scope)
             try:
                 await self._http(scope, body, send)
-            except DsecError as exc:
-                failure = exc  # raised outside, or the group would wrap it
             except ClientDisconnect:
                 pass
+            except Exception as exc:  # noqa: BLE001 - raised outside, or the group would wrap it
+                failure = exc
             group.cancel_scope.cancel()
         if failure is not None:
             raise failure

@@ -51,6 +51,8 @@ class Creation:
     project: ProjectId
     spec: SandboxSpec
     key: str = ""
+    minted: set[SandboxId] = field(default_factory=set)
+    """Ids this creation drew: nobody can have asked an edge for them before."""
     tried: set[NodeId] = field(default_factory=set)
     refusal: DsecError | None = None
 
@@ -99,11 +101,11 @@ class Sandboxes:
 
     async def _create_anew(self, creation: Creation) -> SandboxView:
         while True:
-            sandbox = mint_sandbox_id(self._place(creation))
+            sandbox = self._place(creation)
             try:
                 return await self._create_on_edge(creation, sandbox)
             except DsecError as exc:
-                self._note_refusal(creation, node_of(sandbox), exc)
+                self._note_refusal(creation, sandbox, exc)
 
     async def _create_claimed(self, creation: Creation) -> SandboxView:
         claim = await self._claim(creation)
@@ -124,7 +126,7 @@ class Sandboxes:
     async def _claim(self, creation: Creation) -> Claim:
         digest = _digest(creation.spec)
         try:
-            wanted = Claim(mint_sandbox_id(self._place(creation)), digest)
+            wanted = Claim(self._place(creation), digest)
         except DsecError:
             # Nowhere to put a new one, but this may be a repeat.
             found = await self._claims.find(creation.project, creation.key)
@@ -138,15 +140,16 @@ class Sandboxes:
         return claim
 
     async def _move(self, creation: Creation, claim: Claim, exc: DsecError) -> Claim:
-        node = node_of(claim.sandbox)
-        if node in creation.tried:
+        if node_of(claim.sandbox) in creation.tried:
             raise exc
-        self._note_refusal(creation, node, exc)
-        other = mint_sandbox_id(self._place(creation))
+        self._note_refusal(creation, claim.sandbox, exc)
+        other = self._place(creation)
         moved = await self._claims.move(creation.project, creation.key, claim.sandbox, other)
         return moved or await self._found(creation)
 
     async def _settle(self, creation: Creation, sandbox: SandboxId) -> bool:
+        if not self._claims.shared:
+            return True  # only we move claims, and under this key nobody else is at it
         return await self._claims.settle(creation.project, creation.key, sandbox)
 
     async def _found(self, creation: Creation) -> Claim:
@@ -155,12 +158,15 @@ class Sandboxes:
             raise Conflict("the idempotency key was forgotten while it was used", kind="key")
         return claim
 
-    def _place(self, creation: Creation) -> NodeId:
+    def _place(self, creation: Creation) -> SandboxId:
+        """Choose a node and draw an id there."""
         choice = choose(
             self._edges.views(), creation.spec, self._edges.overlay, self._rng, creation.tried
         )
         if not isinstance(choice, Refusal):
-            return choice
+            sandbox = mint_sandbox_id(choice)
+            creation.minted.add(sandbox)
+            return sandbox
         if choice.kind == "unsupported":
             raise Unsupported(f"no node has the {creation.spec.backend} backend")
         if choice.kind == "away":
@@ -168,11 +174,11 @@ class Sandboxes:
         assert creation.refusal is not None  # noqa: S101 - "tried" means that one refused
         raise creation.refusal
 
-    def _note_refusal(self, creation: Creation, node: NodeId, exc: DsecError) -> None:
+    def _note_refusal(self, creation: Creation, sandbox: SandboxId, exc: DsecError) -> None:
         """Remember a refusal another node may not repeat; raise any other."""
-        if not _nothing_started(exc):
+        if not _nothing_started(exc, first=sandbox in creation.minted):
             raise exc
-        creation.tried.add(node)
+        creation.tried.add(node_of(sandbox))
         creation.refusal = exc
 
     async def _create_on_edge(self, creation: Creation, sandbox: SandboxId) -> SandboxView:
@@ -259,14 +265,18 @@ def _digest(spec: SandboxSpec) -> bytes:
     return hashlib.sha256(msgspec.json.encode(spec, order="deterministic")).digest()
 
 
-def _nothing_started(exc: DsecError) -> bool:
-    """Whether a refusal is one that another node may not repeat."""
+def _nothing_started(exc: DsecError, *, first: bool) -> bool:
+    """Whether there is surely no such sandbox, and another node may do what this one did not.
+
+    An edge that answers knows. One that was not reached is no proof, unless this was the `first`
+    time anybody asked it for that id.
+    """
     match exc:
         case CapacityUnavailable() | StorageFull():
             return True
         case NotFound():
             return exc.details.get("kind") == "image"
         case Unavailable():
-            return exc.details.get("sent") is False
+            return first and exc.details.get("sent") is False
         case _:
             return False

@@ -82,11 +82,13 @@ class ImageService:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Cancel imports under way. Mounts stay, for the next process to adopt."""
+        """Cancel imports under way; unmount what no sandbox that lives on stands on."""
         self._tasks.cancel_scope.cancel()
         try:
             # Not told of the body's error, which would come out wrapped in a group.
             await self._tasks.__aexit__(None, None, None)
+            with anyio.CancelScope(shield=True):
+                await self.unmount_unused()
         finally:
             os.close(self._lock_file)
 

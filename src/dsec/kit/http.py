@@ -56,12 +56,6 @@ HEARTBEAT = b'{"type":"heartbeat"}\n'
 _REQUEST_ID = re.compile(r"[A-Za-z0-9_.:-]{1,64}", re.ASCII)
 
 
-class MethodNotAllowed(RequestError):
-    """The route exists, the method does not; to a client just a `RequestError`."""
-
-    http_status = 405
-
-
 @dataclass(frozen=True, kw_only=True)
 class Route:
     """One line of an API: what it takes, what it answers, who serves it."""
@@ -101,10 +95,15 @@ def _printable(text: str) -> str:
     return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
 
 
-def error_response(error: DsecError) -> Response:
-    """An error as a response; a refusal that may pass says when to come back."""
+def error_response(error: DsecError, status: int = 0) -> Response:
+    """An error as a response; a refusal that may pass says when to come back.
+
+    Args:
+        error: what to say.
+        status: if HTTP has a finer word for it than the error's own.
+    """
     headers = {"Retry-After": "1"} if error.retryable else None
-    return json_response(error_body(error), error.http_status, headers)
+    return json_response(error_body(error), status or error.http_status, headers)
 
 
 def json_response(
@@ -472,10 +471,10 @@ class _Table:
         methods, scope["path_params"] = found
         handler = methods.get(scope["method"])
         if handler is None:
-            raise MethodNotAllowed(
-                f"{scope['method']} is not among {', '.join(sorted(methods))}",
-                allow=", ".join(sorted(methods)),
-            )
+            allowed = ", ".join(sorted(methods))
+            error = RequestError(f"{scope['method']} is not among {allowed}", allow=allowed)
+            await error_response(error, 405)(scope, receive, send)
+            return
         response = await handler(Request(scope, receive, send))
         await response(scope, receive, send)
 

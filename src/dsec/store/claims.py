@@ -29,7 +29,8 @@ _SETTLE = (
 class SqlClaims:
     """Which sandbox an idempotency key stands for, in a database."""
 
-    def __init__(self, database: Database, clock: Clock) -> None:
+    def __init__(self, database: Database, clock: Clock, *, shared: bool = False) -> None:
+        self.shared = shared
         self._database = database
         self._clock = clock
 

@@ -60,7 +60,8 @@ class MemoryDirectory:
 class MemoryClaims:
     """Which sandbox an idempotency key stands for, in a dictionary."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, *, shared: bool = False) -> None:
+        self.shared = shared
         self._clock = clock
         self._claims: dict[tuple[ProjectId, str], tuple[Claim, float]] = {}
 

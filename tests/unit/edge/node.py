@@ -65,7 +65,9 @@ class FakeImages:
         yield ImageReady(image=view(self.records[request.reference]))
 
     async def build(self, request: BuildImage) -> AsyncIterator[ImageEvent]:
-        yield ImageReady(image=view(self.records["debian"]))
+        name = request.name or request.distribution
+        self.records[name] = image(name)
+        yield ImageReady(image=view(self.records[name]))
 
     async def import_archive(
         self, name: str, archive: AsyncIterator[bytes]

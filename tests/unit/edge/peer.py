@@ -9,7 +9,9 @@ from typing import Any
 import anyio
 import anyio.lowlevel
 import msgspec
-from anyio.streams.stapled import StapledObjectStream
+from anyio.abc import ByteStream
+from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
+from typing_extensions import override
 
 from dsec.edge.channel import AetherChannel
 from dsec.wire.frames import VERSION, Decoder, Frame, Kind, encode
@@ -17,11 +19,31 @@ from dsec.wire.frames import VERSION, Decoder, Frame, Kind, encode
 HELLO = {"protocol": VERSION, "version": "t", "id": "sbx", "generation": 1, "pid": 1}
 
 
-class Pipe(StapledObjectStream[bytes]):  # type: ignore[misc]
+class Pipe(ByteStream):
     """A ByteStream in memory."""
 
-    async def receive(self, max_bytes: int = 65536) -> bytes:  # noqa: ARG002
-        return await super().receive()
+    def __init__(
+        self, to: MemoryObjectSendStream[bytes], come_from: MemoryObjectReceiveStream[bytes]
+    ) -> None:
+        self._to = to
+        self._from = come_from
+
+    @override
+    async def receive(self, max_bytes: int = 65536) -> bytes:
+        return await self._from.receive()
+
+    @override
+    async def send(self, item: bytes) -> None:
+        await self._to.send(item)
+
+    @override
+    async def send_eof(self) -> None:
+        await self._to.aclose()
+
+    @override
+    async def aclose(self) -> None:
+        await self._to.aclose()
+        await self._from.aclose()
 
 
 class Peer:

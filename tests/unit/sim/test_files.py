@@ -93,7 +93,7 @@ async def test_listing_has_a_depth() -> None:
         for depth, count in ((1, 1), (2, 2), (9, 3)):
             call = await client.open("listdir", path="/tmp", depth=depth)
             assert (await call.result())["count"] == count
-        assert call.events[0]["entries"][2]["path"] == b"/tmp/a/b/c"
+            assert call.events[0]["entries"][-1]["path"].startswith(b"/tmp/a")
 
 
 async def test_watching_reports_changes() -> None:

@@ -35,6 +35,7 @@ CONNECT_DEADLINE_S = 5.0
 KILL_DEADLINE_S = 30.0
 CLEAN_DEADLINE_S = 120.0
 CLEAN_TRIES = 4
+EPITAPH_LOOKS, EPITAPH_PAUSE_S = 10, 0.005
 MAX_REVIVALS = 64
 """A connection that breaks more often than this in one life means an aether gone wrong."""
 
@@ -218,10 +219,18 @@ class Owner:
             try:
                 await self._connect()
             except DsecError:
-                self.detail = self._backend.epitaph(self.record.id) or "its first process ended"
+                self.detail = await self._epitaph()
                 await self._follow_quietly(machine.Died())
             else:
                 lost.close(Unavailable("the connection to the sandbox was renewed; ask again"))
+
+    async def _epitaph(self) -> str:
+        """How it ended. The launcher's word may come a moment after the connection has gone."""
+        for _ in range(EPITAPH_LOOKS):
+            if words := self._backend.epitaph(self.record.id):
+                return words
+            await anyio.sleep(EPITAPH_PAUSE_S)
+        return "its first process ended"
 
     async def _follow_quietly(self, event: machine.Event) -> None:
         """Nobody waits for this one: what cannot be removed stays for the next sweep."""

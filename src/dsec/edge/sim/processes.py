@@ -220,8 +220,8 @@ class ProcessTable:
             process.signal(signal.SIGKILL)
 
     def memory_bytes(self) -> int:
-        """What all use together."""
-        return sum(p.memory_bytes for p in self.living.values())
+        """What all use together, process 1 included."""
+        return RSS_BYTES + sum(p.memory_bytes for p in self.living.values())
 
 
 def _raw(text: str | bytes) -> bytes:

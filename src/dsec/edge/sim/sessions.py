@@ -114,7 +114,9 @@ class Sessions:
         around.tree = job.command.tree
         try:
             with job.scope:
-                job.status = await shell.run_text(text_of(job.command.spec))
+                status = await shell.run_text(text_of(job.command.spec))
+                await anyio.lowlevel.checkpoint()  # it may have killed itself
+                job.status = status
         finally:
             around.stdin, around.stdout, around.stderr, around.tree = idle
             stdout.release()

@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import msgspec
+
+from dsec.edge.backends.launch_spec import PATH, CommandLimits, launch_spec
+from dsec.edge.record import SandboxRecord
+from dsec.images.records import view as image_view
+from dsec.linux.cgroup.interface import Layout
+from dsec.wire.launch import LaunchSpec
+from dsec.wire.sandbox import Limits, SandboxSpec
+from tests.unit.edge.node import image
+
+LAYOUT = Layout(base="dsec-n001", v2="/cg", v2_controllers=["memory", "cpu", "pids"])
+
+
+def made(spec: SandboxSpec, **of_image: object) -> LaunchSpec:
+    shown = msgspec.structs.replace(image_view(image("debian")), **of_image)
+    record = SandboxRecord(
+        id="sbxn0010000000000000000",
+        project="p",
+        spec=spec,
+        image=shown,
+        created_at=0.0,
+        uid_base=1 << 20,
+        directory="/state/sandboxes/s",
+        socket="/run/s",
+    )
+    return launch_spec(record, ["/l/2", "/l/1"], LAYOUT, CommandLimits(), 20_000)
+
+
+def test_the_specification_comes_before_the_image_and_that_before_defaults() -> None:
+    plain = made(SandboxSpec(image="debian"))
+    assert (plain.user, plain.workdir, plain.env) == ("root", "/", {"PATH": PATH})
+    assert plain.hostname == plain.id
+    of_image = {"user": "app", "workdir": "/srv", "env": {"PATH": "/x", "A": "1"}}
+    imaged = made(SandboxSpec(image="debian"), **of_image)
+    assert (imaged.user, imaged.workdir, imaged.env) == ("app", "/srv", {"PATH": "/x", "A": "1"})
+    asked = SandboxSpec(
+        image="debian", init_user="me", workdir="/home", env={"A": "2"}, hostname="box"
+    )
+    chosen = made(asked, **of_image)
+    assert (chosen.user, chosen.workdir, chosen.hostname) == ("me", "/home", "box")
+    assert chosen.env == {"PATH": "/x", "A": "2"}
+
+
+def test_limits_become_groups_and_descriptors_stay_below_the_hosts() -> None:
+    got = made(SandboxSpec(image="debian", limits=Limits(memory_mb=64, cpu_cores=2, pids=9)))
+    assert got.cgroups[2].writes == [
+        ("memory.max", str(64 << 20)),
+        ("cpu.max", "200000 100000"),
+        ("pids.max", "9"),
+    ]
+    assert got.rlimits == {"nofile": (20_000, 20_000), "core": (0, 0)}
+
+
+def test_what_tells_of_the_host_is_hidden() -> None:
+    got = made(SandboxSpec(image="debian"))
+    assert {"/proc/kallsyms", "/proc/kcore", "/sys/firmware", "/sys/kernel/debug"} <= set(
+        got.masked_paths
+    )
+    assert "/proc/sys" in got.readonly_paths
+    assert "CAP_SYS_ADMIN" not in got.capabilities
+    assert "CAP_MKNOD" not in got.capabilities
+
+
+def test_layers_keep_their_order() -> None:
+    assert made(SandboxSpec(image="debian")).layers == ["/l/2", "/l/1"]
+    assert replace(CommandLimits(), max_running=1).max_running == 1
