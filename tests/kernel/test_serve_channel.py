@@ -85,7 +85,7 @@ BROKEN = [bytes.fromhex(v["bytes"]) for v in json.loads((ROOT / "spec/vectors/fr
 ], ids=range(len(BROKEN) + 5))
 def test_broken_framing_costs_the_connection_only(server: Serving, data: bytes) -> None:
     client = server.client()
-    name = f"survivor-{len(data)}-{data[:8].hex()}"
+    name = f"survivor-{os.urandom(6).hex()}"
     client.call("start", command_id=name, argv=["sleep", "60"])
     client.socket.sendall(data)
     assert dropped(client)

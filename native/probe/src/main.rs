@@ -24,8 +24,14 @@ fn main() -> ExitCode {
         b"args" => args_prefixed(rest),
         b"cat" => cat(),
         b"exit" => return ExitCode::from(number(rest, 0).and_then(|n| u8::try_from(n).ok()).unwrap_or(64)),
-        b"sleep" => sleep(rest),
-        b"spin" => spin(rest),
+        b"sleep" => {
+            sleep(rest);
+            Ok(())
+        }
+        b"spin" => {
+            spin(rest);
+            Ok(())
+        }
         b"flood" => flood(rest),
         b"both" => say(b"out\n").and_then(|()| complain(b"err\n")),
         b"bytes" => say(&(0..=u8::MAX).collect::<Vec<u8>>()),
@@ -84,7 +90,7 @@ fn args_prefixed(words: &[&[u8]]) -> Done {
 }
 
 fn cat() -> Done {
-    let mut buffer = [0; 64 * 1024];
+    let mut buffer = vec![0; 64 * 1024];
     let mut input = std::io::stdin().lock();
     loop {
         match input.read(&mut buffer)? {
@@ -94,17 +100,15 @@ fn cat() -> Done {
     }
 }
 
-fn sleep(words: &[&[u8]]) -> Done {
+fn sleep(words: &[&[u8]]) {
     std::thread::sleep(seconds(words));
-    Ok(())
 }
 
-fn spin(words: &[&[u8]]) -> Done {
+fn spin(words: &[&[u8]]) {
     let end = Instant::now() + seconds(words);
     while Instant::now() < end {
         std::hint::spin_loop();
     }
-    Ok(())
 }
 
 /// A known pattern: line n is n in fifteen digits.
@@ -229,7 +233,7 @@ fn listen(port: u16) -> Done {
     for socket in listener.incoming() {
         let Ok(mut socket) = socket else { continue };
         std::thread::spawn(move || {
-            let mut buffer = [0; 64 * 1024];
+            let mut buffer = vec![0; 64 * 1024];
             while let Ok(size) = socket.read(&mut buffer) {
                 if size == 0 || socket.write_all(buffer.get(..size).unwrap_or(&[])).is_err() {
                     break;

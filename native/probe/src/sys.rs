@@ -71,7 +71,7 @@ pub(crate) fn terminal_size() -> Option<(u16, u16)> {
     (done == 0).then_some((size.ws_row, size.ws_col))
 }
 
-/// Soft and hard limit, u64::MAX for none.
+/// Soft and hard limit, `u64::MAX` for none.
 pub(crate) fn limit(which: libc::__rlimit_resource_t) -> (u64, u64) {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: writes one rlimit.

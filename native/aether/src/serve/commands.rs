@@ -345,11 +345,11 @@ impl Server {
         let limit = args.output_limit_bytes.unwrap_or(self.spec.output_limit_bytes);
         let limit = limit.min(MAX_OUTPUT_LIMIT);
         let mut room = SHOWN_ARGV;
-        let mut argv = Vec::new();
+        let mut visible = Vec::new();
         for word in shown {
             let part = word.get(..word.len().min(room)).unwrap_or(&[]);
             room -= part.len();
-            argv.push(String::from_utf8_lossy(part).into_owned());
+            visible.push(String::from_utf8_lossy(part).into_owned());
             if room == 0 {
                 break;
             }
@@ -357,7 +357,7 @@ impl Server {
         let timer = Some(self.after(timeout, Timer::CommandTimeout(key)));
         Ok(Command {
             id: args.command_id.clone().unwrap_or_default(),
-            argv,
+            argv: visible,
             session: None,
             session_id: String::new(),
             state: State::Starting,
@@ -394,7 +394,7 @@ impl Server {
             env.push(c_string("mark", &mark(self.generation(), key))?);
         }
         let (programs, shown) = match (&args.argv, &args.shell) {
-            (Some(argv), None) => (candidates(argv, &path)?, argv.clone()),
+            (Some(words), None) => (candidates(words, &path)?, words.clone()),
             (None, Some(text)) => {
                 let shown = [b"sh", b"-c", text.as_slice()].map(ByteBuf::from);
                 (shells(text)?, shown.to_vec())
@@ -572,25 +572,29 @@ impl Server {
 
     /// Read once; None when there is nothing (any more).
     fn read_output(&mut self, key: u64, which: usize) -> Option<usize> {
+        let mut buffer = self.take_spare(64 * 1024);
+        let size = self.read_output_with(key, which, &mut buffer);
+        self.spare = buffer;
+        size
+    }
+
+    fn read_output_with(&mut self, key: u64, which: usize, buffer: &mut Vec<u8>) -> Option<usize> {
         let command = self.commands.get_mut(&key)?;
         let slot = command.pipes.get_mut(which)?;
         let pipe = slot.as_ref()?;
-        let mut buffer = [0_u8; 64 * 1024];
-        match rustix::io::read(&pipe.fd, &mut buffer) {
-            Ok(0) => {}
-            Ok(size) => {
+        match rustix::io::read(&pipe.fd, rustix::buffer::spare_capacity(buffer)) {
+            Ok(size) if size > 0 => {
                 // What a background child says after the end is nobody's.
                 if command.state != State::Ended {
-                    let data = buffer.get(..size).unwrap_or(&[]);
                     if let Some(ring) = command.rings.get_mut(which) {
-                        ring.push(data);
+                        ring.push(buffer);
                     }
                 }
                 return Some(size);
             }
             Err(Errno::AGAIN | Errno::INTR) => return None,
-            // A terminal nobody has open any more says EIO.
-            Err(_) => {}
+            // The end; a terminal nobody has open any more says EIO.
+            _ => {}
         }
         if let Some(pipe) = slot.take() {
             self.unwatch(&pipe.fd, pipe.token);
@@ -661,7 +665,7 @@ impl Server {
         let session = command.session;
         self.disarm(timer);
         if let Some(input) = input {
-            self.end_input_stream(input);
+            self.end_input_stream(&input);
         }
         self.settle_group(key);
         self.poke_command(key);
@@ -683,7 +687,10 @@ impl Server {
         if command.group_events.is_some() {
             return;
         }
-        let Ok(fd) = group.events() else { return };
+        let Ok(fd) = group.events() else {
+            self.leftovers.extend(command.cgroup.take());
+            return;
+        };
         if let Ok(token) = self.watch(&fd, Source::Group(key), Interest::PRI) {
             let events = Some(Pipe { fd, token });
             if let Some(command) = self.commands.get_mut(&key) {
@@ -696,15 +703,12 @@ impl Server {
 
     pub(super) fn command_group(&mut self, key: u64) {
         let Some(command) = self.commands.get_mut(&key) else { return };
-        if command.cgroup.as_ref().is_some_and(Cgroup::is_populated) {
-            // Reading the file is what takes the event back.
-            if let Some(events) = &command.group_events {
-                let mut text = [0_u8; 64];
-                let _ = rustix::io::pread(&events.fd, &mut text, 0);
-            }
-            return;
-        }
-        if command.state != State::Ended {
+        // Read where the event comes from: that takes it back, and the answer is no older than it.
+        let Some(events) = &command.group_events else { return };
+        let mut text = [0_u8; 256];
+        let size = rustix::io::pread(&events.fd, &mut text, 0).unwrap_or(0);
+        let text = text.get(..size).unwrap_or(&[]);
+        if command.state != State::Ended || text.windows(11).any(|part| part == b"populated 1") {
             return;
         }
         self.leftovers.extend(command.cgroup.take());
@@ -1194,7 +1198,7 @@ impl Server {
         }
     }
 
-    fn end_input_stream(&mut self, input: Input) {
+    fn end_input_stream(&mut self, input: &Input) {
         self.unwatch(&input.fd, input.token);
         if let (Some(stream), Some(conn)) = (&input.stream, &mut self.conn) {
             conn.result(stream.id, &proto::Written { written: stream.written });

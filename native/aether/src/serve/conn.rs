@@ -187,9 +187,12 @@ impl Conn {
         }
         self.sent = 0;
         self.output.clear();
-        if self.output.capacity() > 16 * 1024 && self.ready.is_empty() {
-            self.output = Vec::new();
-        }
         Ok(())
+    }
+
+    /// Give back what a busy time has left.
+    pub(super) fn shrink(&mut self) {
+        self.output.shrink_to(4096);
+        self.input.shrink_to(4096);
     }
 }

@@ -12,6 +12,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::os::fd::OwnedFd;
 
 #[derive(Debug)]
+#[expect(clippy::struct_excessive_bools, reason = "each direction's state")]
 pub(super) struct Relay {
     socket: OwnedFd,
     token: u64,
@@ -126,6 +127,13 @@ impl Server {
 
     /// Do what can be done; false when both directions are over.
     fn relay(&mut self, id: u32, relay: &mut Relay) -> Result<bool, Refusal> {
+        let mut buffer = self.take_spare(64 * 1024);
+        let outcome = self.relay_with(id, relay, &mut buffer);
+        self.spare = buffer;
+        outcome
+    }
+
+    fn relay_with(&mut self, id: u32, relay: &mut Relay, buffer: &mut Vec<u8>) -> Result<bool, Refusal> {
         let Some(conn) = &mut self.conn else { return Ok(true) };
         let mut interest = Interest::ONESHOT;
         if !relay.connected {
@@ -144,20 +152,21 @@ impl Server {
             conn.grant(id, went);
         }
         interest.set(Interest::OUT, waiting);
-        let mut buffer = [0_u8; 64 * 1024];
         let mut quota = 4;
         while !relay.heard {
-            let credit = conn.credit(id).min(buffer.len());
+            let credit = conn.credit(id).min(64 * 1024);
             if credit == 0 {
                 break;
             }
-            match rustix::io::read(&relay.socket, buffer.get_mut(..credit).unwrap_or(&mut [])) {
-                Ok(0) => {
+            buffer.clear();
+            let space = buffer.spare_capacity_mut();
+            match rustix::io::read(&relay.socket, space.get_mut(..credit).unwrap_or(&mut [])) {
+                Ok(([], _)) => {
                     relay.heard = true;
                     conn.push(Kind::End, id, frame::MAIN, b"");
                 }
-                Ok(size) => {
-                    conn.data(id, frame::MAIN, buffer.get(..size).unwrap_or(&[]));
+                Ok((data, _)) => {
+                    conn.data(id, frame::MAIN, data);
                     quota -= 1;
                     if quota == 0 {
                         conn.poke(id);

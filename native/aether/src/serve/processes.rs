@@ -31,8 +31,8 @@ fn look(pid: i32) -> Option<Process> {
     use std::os::unix::fs::MetadataExt;
     let uid = std::fs::metadata(format!("/proc/{pid}")).ok()?.uid();
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    let (start, rest) = stat.rsplit_once(") ")?;
-    let name = start.split_once('(').map_or("", |(_, name)| name);
+    let (begin, rest) = stat.rsplit_once(") ")?;
+    let name = begin.split_once('(').map_or("", |(_, name)| name);
     let fields: Vec<&str> = rest.split(' ').collect();
     let number = |at: usize| fields.get(at).and_then(|f| f.parse::<u64>().ok()).unwrap_or(0);
     let mut line = Vec::new();

@@ -97,7 +97,7 @@ impl Refusal {
     }
 }
 
-/// MessagePack of a message of our own.
+/// `MessagePack` of a message of our own.
 pub(crate) fn pack(value: &impl Serialize) -> Vec<u8> {
     // Maps of plain values into memory: there is nothing that could fail.
     rmp_serde::to_vec_named(value).unwrap_or_default()

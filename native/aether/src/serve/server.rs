@@ -105,6 +105,8 @@ pub(super) struct Server {
     /// Cgroups to remove after answers are out.
     pub(super) leftovers: Vec<super::cgroup::Cgroup>,
     sweeping: bool,
+    /// A buffer for whoever reads next; kept as long as it is busy here.
+    pub(super) spare: Vec<u8>,
     pub(super) trim: Option<TimerId>,
     /// The stream that asked for the end.
     pub(super) ending: Option<u32>,
@@ -148,6 +150,7 @@ impl Server {
             running: 0,
             leftovers: Vec::new(),
             sweeping: false,
+            spare: Vec::new(),
             trim: None,
             ending: None,
         };
@@ -163,6 +166,14 @@ impl Server {
     pub(super) fn number(&mut self) -> u64 {
         self.serial += 1;
         self.serial
+    }
+
+    /// An empty buffer with room for `size`; to be put back.
+    pub(super) fn take_spare(&mut self, size: usize) -> Vec<u8> {
+        let mut buffer = std::mem::take(&mut self.spare);
+        buffer.clear();
+        buffer.reserve(size);
+        buffer
     }
 
     /// Wait for `fd`; the token is for `forget` and `rearm`.
@@ -263,6 +274,10 @@ impl Server {
                 Timer::ShutdownEnd => self.end(),
                 Timer::Trim => {
                     self.trim = None;
+                    self.spare = Vec::new();
+                    if let Some(conn) = &mut self.conn {
+                        conn.shrink();
+                    }
                     memory::trim();
                 }
                 Timer::Reopen => self.open_port(),
@@ -388,24 +403,24 @@ impl Server {
 
     fn read_edge(&mut self) {
         let Some(conn) = &mut self.conn else { return };
-        let had = conn.input.len();
-        conn.input.resize(had + 128 * 1024, 0);
-        let space = conn.input.get_mut(had..).unwrap_or(&mut []);
-        let read = rustix::io::read(&conn.fd, space);
-        match read {
+        // A peer that fills the buffer gets a larger one.
+        let room = if conn.input.capacity() - conn.input.len() < 1024 { 256 * 1024 } else { 4096 };
+        conn.input.reserve(room);
+        match rustix::io::read(&conn.fd, rustix::buffer::spare_capacity(&mut conn.input)) {
             Ok(0) => return self.drop_edge(),
-            Ok(size) => conn.input.truncate(had + size),
-            Err(Errno::AGAIN | Errno::INTR) => return conn.input.truncate(had),
+            Ok(_) => {}
+            Err(Errno::AGAIN | Errno::INTR) => return,
             Err(_) => return self.drop_edge(),
         }
         let token = conn.token;
-        let input = std::mem::take(&mut conn.input);
-        let taken = self.take_frames(&input);
+        let mut input = std::mem::take(&mut conn.input);
+        let whole = self.take_frames(&input);
         let Some(conn) = self.conn.as_mut().filter(|c| c.token == token) else { return };
-        match taken {
-            Ok(taken) if taken == input.len() => {}
-            // What is kept is a part of one frame; only that much memory stays.
-            Ok(taken) => conn.input = input.get(taken..).unwrap_or(&[]).to_vec(),
+        match whole {
+            Ok(size) => {
+                input.drain(..size);
+                conn.input = input;
+            }
             Err(Broken) => self.drop_edge(),
         }
     }

@@ -279,7 +279,7 @@ impl Server {
         }
         let text: Vec<u8> = match (&args.argv, &args.shell) {
             (None, Some(text)) => text.to_vec(),
-            (Some(argv), None) => argv.iter().map(|w| quote(w)).collect::<Vec<_>>().join(&b' '),
+            (Some(words), None) => words.iter().map(|w| quote(w)).collect::<Vec<_>>().join(&b' '),
             _ => return Err(Refusal::invalid("exactly one of argv and shell")),
         };
         if text.contains(&0) {
@@ -357,16 +357,22 @@ impl Server {
     }
 
     fn read_session(&mut self, key: u64, which: usize) -> Option<usize> {
+        let mut buffer = self.take_spare(64 * 1024);
+        let size = self.read_session_with(key, which, &mut buffer);
+        self.spare = buffer;
+        size
+    }
+
+    fn read_session_with(&mut self, key: u64, which: usize, buffer: &mut Vec<u8>) -> Option<usize> {
         let session = self.sessions.get_mut(&key)?;
         let slot = session.pipes.get_mut(which)?;
         let pipe = slot.as_ref()?;
-        let mut buffer = [0_u8; 64 * 1024];
-        match rustix::io::read(&pipe.fd, &mut buffer) {
+        match rustix::io::read(&pipe.fd, rustix::buffer::spare_capacity(buffer)) {
             Ok(size) if size > 0 => {
                 // Between commands it is a background process's, and nobody's.
                 let command = session.current.and_then(|c| self.commands.get_mut(&c));
                 if let Some(ring) = command.and_then(|c| c.rings.get_mut(which)) {
-                    ring.push(buffer.get(..size).unwrap_or(&[]));
+                    ring.push(buffer);
                 }
                 return Some(size);
             }

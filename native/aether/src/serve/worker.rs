@@ -32,6 +32,8 @@ pub(super) struct Work {
     socket: OwnedFd,
     token: u64,
     pid: i32,
+    /// It may have something half done to remove.
+    tidies: bool,
     /// From the worker: frames, from `at` on.
     input: Vec<u8>,
     at: usize,
@@ -70,17 +72,23 @@ impl Work {
         false
     }
 
-    fn fill(&mut self) -> Fill {
+    /// Read more, with the loop's buffer if this one has none.
+    fn fill(&mut self, spare: &mut Vec<u8>) -> Fill {
         self.input.drain(..self.at);
         self.at = 0;
-        let had = self.input.len();
-        self.input.resize(had + 128 * 1024, 0);
-        let read = rustix::io::read(&self.socket, self.input.get_mut(had..).unwrap_or(&mut []));
-        self.input.truncate(had + *read.as_ref().unwrap_or(&0));
-        match read {
+        if self.input.capacity() == 0 {
+            self.input = std::mem::take(spare);
+        }
+        self.input.reserve(160 * 1024);
+        match rustix::io::read(&self.socket, rustix::buffer::spare_capacity(&mut self.input)) {
             Ok(0) => Fill::Closed,
             Ok(_) => Fill::Some,
-            Err(Errno::AGAIN | Errno::INTR) => Fill::Later,
+            Err(Errno::AGAIN | Errno::INTR) => {
+                if self.input.is_empty() {
+                    *spare = std::mem::take(&mut self.input);
+                }
+                Fill::Later
+            }
             Err(_) => Fill::Closed,
         }
     }
@@ -160,7 +168,7 @@ impl Server {
         };
         let (socket, theirs) = pair().map_err(|e| Refusal::broken("socket", &e.into()))?;
         let keep = theirs.as_raw_fd();
-        let body = move || files::work(request, &Channel::new(theirs), &Accounts::read());
+        let body = move || files::work(&request, &Channel::new(theirs), &Accounts::read());
         let pid = self.fork_worker(Some(&user.ids), keep, None, body)?;
         super::commands::nonblocking(&socket)?;
         let token = self
@@ -170,6 +178,7 @@ impl Server {
             socket,
             token,
             pid,
+            tidies: method == files::Method::Write,
             input: Vec::new(),
             at: 0,
             data: (0, 0),
@@ -240,12 +249,9 @@ impl Server {
                         break;
                     }
                 }
-                (Ok(_), _) => match work.fill() {
+                (Ok(_), _) => match work.fill(&mut self.spare) {
                     Fill::Some => {}
                     Fill::Later => {
-                        if work.input.is_empty() {
-                            work.input = Vec::new();
-                        }
                         interest |= Interest::IN;
                         break;
                     }
@@ -268,13 +274,17 @@ impl Server {
         Some(Op::Work(work))
     }
 
-    /// Nobody wants it any more. It sees its channel close, may remove what is half done, and is
-    /// killed if it does not end.
+    /// Nobody wants it any more: it is killed. One that has something half done sees its channel
+    /// close and has a moment to remove it.
     pub(super) fn abandon_work(&mut self, work: Work) {
         self.unwatch(&work.socket, work.token);
-        let pid = work.pid;
+        let (pid, tidies) = (work.pid, work.tidies);
         drop(work);
-        self.after(Duration::from_millis(200), Timer::KillWorker(pid));
+        if tidies {
+            self.after(Duration::from_millis(500), Timer::KillWorker(pid));
+        } else {
+            self.kill_worker(pid);
+        }
     }
 
     pub(super) fn kill_worker(&mut self, pid: i32) {

@@ -235,7 +235,7 @@ pub(crate) fn close_others(keep: RawFd) {
 pub(crate) struct Candidate {
     /// Places the program may be at, in order.
     paths: Vec<CString>,
-    _argv: Vec<CString>,
+    words: Vec<CString>,
     argv: Vec<*const c_char>,
     /// Number at which the extra descriptor appears for this program.
     extra_at: RawFd,
@@ -244,13 +244,13 @@ pub(crate) struct Candidate {
 impl Candidate {
     pub(crate) fn new(path: CString, argv: Vec<CString>, extra_at: RawFd) -> Self {
         let pointers = pointers(&argv);
-        Self { paths: vec![path], _argv: argv, argv: pointers, extra_at }
+        Self { paths: vec![path], words: argv, argv: pointers, extra_at }
     }
 
     /// A program looked for in many places.
     pub(crate) fn search(paths: Vec<CString>, argv: Vec<CString>) -> Self {
         let pointers = pointers(&argv);
-        Self { paths, _argv: argv, argv: pointers, extra_at: -1 }
+        Self { paths, words: argv, argv: pointers, extra_at: -1 }
     }
 }
 
@@ -296,7 +296,7 @@ impl Exec {
     /// The program's name as it was asked for, for messages.
     pub(crate) fn name(&self) -> &CStr {
         let first = self.candidates.first();
-        let first = first.and_then(|c| if c.paths.len() > 1 { c._argv.first() } else { c.paths.first() });
+        let first = first.and_then(|c| if c.paths.len() > 1 { c.words.first() } else { c.paths.first() });
         first.map_or(c"", |name| name.as_c_str())
     }
 }

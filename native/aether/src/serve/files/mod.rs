@@ -10,10 +10,10 @@ use super::users::Accounts;
 use crate::frame::{self, Kind};
 use serde::Serialize;
 use serde_bytes::Bytes;
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::ffi::OsStr;
 use std::fs::{File, Metadata};
-use std::io::{self, Read, Write};
+use std::io::{self, IoSlice, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
@@ -74,21 +74,55 @@ impl Request {
 pub(super) struct Channel {
     socket: File,
     ended: Cell<bool>,
+    /// Events that wait for more to go with them.
+    waiting: RefCell<Vec<u8>>,
 }
 
 impl Channel {
     pub(super) fn new(socket: OwnedFd) -> Self {
-        Self { socket: File::from(socket), ended: Cell::new(false) }
+        Self { socket: File::from(socket), ended: Cell::new(false), waiting: RefCell::default() }
     }
 
     fn send(&self, kind: Kind, payload: &[u8]) -> io::Result<()> {
-        let mut socket = &self.socket;
-        socket.write_all(&frame::header(kind, 0, frame::MAIN, payload.len()))?;
-        socket.write_all(payload)
+        let mut waiting = self.waiting.borrow_mut();
+        if payload.len() < 4096 {
+            frame::push(&mut waiting, kind, 0, frame::MAIN, payload);
+        } else {
+            waiting.extend_from_slice(&frame::header(kind, 0, frame::MAIN, payload.len()));
+        }
+        let rest = if payload.len() < 4096 { &[][..] } else { payload };
+        let parts = [IoSlice::new(&waiting), IoSlice::new(rest)];
+        let sent = (&self.socket).write_vectored(&parts)?;
+        if let Some(unsent) = waiting.get(sent..) {
+            (&self.socket).write_all(unsent)?;
+            (&self.socket).write_all(rest)?;
+        } else {
+            (&self.socket).write_all(rest.get(sent - waiting.len()..).unwrap_or(&[]))?;
+        }
+        waiting.clear();
+        Ok(())
     }
 
     fn event(&self, value: &impl Serialize) -> io::Result<()> {
         self.send(Kind::Event, &pack(value))
+    }
+
+    /// An event that may wait for `flush`.
+    fn queue(&self, value: &impl Serialize) -> io::Result<()> {
+        let mut waiting = self.waiting.borrow_mut();
+        frame::push(&mut waiting, Kind::Event, 0, frame::MAIN, &pack(value));
+        if waiting.len() < 32 * 1024 {
+            return Ok(());
+        }
+        drop(waiting);
+        self.flush()
+    }
+
+    fn flush(&self) -> io::Result<()> {
+        let mut waiting = self.waiting.borrow_mut();
+        (&self.socket).write_all(&waiting)?;
+        waiting.clear();
+        Ok(())
     }
 
     fn data(&self, bytes: &[u8]) -> io::Result<()> {
@@ -134,18 +168,18 @@ fn gone(_: io::Error) -> Stop {
 }
 
 /// In the child: do it, answer, return.
-pub(super) fn work(request: Request, channel: &Channel, accounts: &Accounts) {
+pub(super) fn work(request: &Request, channel: &Channel, accounts: &Accounts) {
     let answer = match request.method {
-        Method::Read => transfer::read(&request, channel, accounts),
-        Method::Write => transfer::write(&request, channel, accounts),
-        Method::Stat => tree::stat(&request, accounts),
-        Method::ListDir => tree::list(&request, channel, accounts),
-        Method::MakeDir => tree::make_dir(&request, accounts),
-        Method::Move => tree::rename(&request, accounts),
-        Method::Remove => tree::remove(&request),
-        Method::Watch => watch::watch(&request, channel),
-        Method::TarOut => archive::tar_out(&request, channel),
-        Method::TarIn => archive::tar_in(&request, channel),
+        Method::Read => transfer::read(request, channel, accounts),
+        Method::Write => transfer::write(request, channel, accounts),
+        Method::Stat => tree::stat(request, accounts),
+        Method::ListDir => tree::list(request, channel, accounts),
+        Method::MakeDir => tree::make_dir(request, accounts),
+        Method::Move => tree::rename(request, accounts),
+        Method::Remove => tree::remove(request),
+        Method::Watch => watch::watch(request, channel),
+        Method::TarOut => archive::tar_out(request, channel),
+        Method::TarIn => archive::tar_in(request, channel),
         Method::Processes => super::processes::list(channel),
     };
     let _ = match answer {

@@ -58,7 +58,7 @@ impl Watcher<'_> {
 
     fn tell(&self, path: &Path, event: &'static str) -> Result<(), Stop> {
         let path = Bytes::new(path.as_os_str().as_bytes());
-        self.channel.event(&Change { path, event }).map_err(gone)
+        self.channel.queue(&Change { path, event }).map_err(gone)
     }
 
     /// Watch all directories below `place`. With `tell`, entries that are there already were made
@@ -142,6 +142,7 @@ pub(super) fn watch(request: &Request, channel: &Channel) -> Answer {
         for (watch, flags, name) in changes {
             watcher.change(watch, flags, name.as_ref().map(|n| n.as_slice()))?;
         }
+        channel.flush().map_err(gone)?;
         if watcher.places.is_empty() {
             // What was watched is gone.
             return Ok(pack(&()));
