@@ -10,15 +10,11 @@ import argparse
 import os
 import shutil
 import signal
-import socket
-import struct
-import subprocess
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import anyio
-import msgspec
 
 from bench.harness import (
     IMAGE,
@@ -32,9 +28,15 @@ from bench.harness import (
     server,
 )
 from dsec.base.errors import DsecError
-from dsec.linux.cgroup import remove_tree
+from dsec.edge.backends.launch_spec import CommandLimits, launch_spec
+from dsec.edge.launcher import Launchers
+from dsec.edge.record import SandboxRecord
+from dsec.linux.cgroup import groups
+from dsec.linux.cgroup.detect import detect
 from dsec.sdk import DSecClient, DSecContainerRunArgs
-from dsec.wire.launch import LaunchReply, LaunchRequest, LaunchSpec
+from dsec.wire.launch import LaunchSpec
+from dsec.wire.public_v1 import ImageView
+from dsec.wire.sandbox import Limits, SandboxSpec
 
 COMMAND = ["/bin/echo", "ready"]
 IN_FLIGHT = 16
@@ -129,98 +131,64 @@ async def docker_burst(engine: Docker, n: int) -> tuple[float, int]:
     return await burst(n, create, engine.remove)
 
 
-def capture_spec(server_scratch: Path) -> LaunchSpec:
-    """The launch specification the edge wrote for its newest sandbox."""
-    files = sorted(
-        (server_scratch / "state").rglob("launch.msgpack"), key=lambda path: path.stat().st_mtime
-    )
-    if not files:
-        raise RuntimeError("the edge keeps no launch.msgpack in its sandboxes' directories")
-    return msgspec.msgpack.decode(files[-1].read_bytes(), type=LaunchSpec)
+class Floor:
+    """Bare launchers making what the edge would make for the same image, driven with nothing between."""
 
+    def __init__(self, scratch: Path, image: ImageView) -> None:
+        self._home = scratch / "floor"
+        self._home.mkdir()
+        mounts = scratch / "run" / "layers"
+        self._layers = [
+            str(mounts / layer.removeprefix("sha256:")) for layer in reversed(image.layers)
+        ]
+        self._image = image
+        self._layout = detect("floor")
+        groups.prepare(self._layout)
+        self._launchers = Launchers(Path(os.environ["DSEC_AETHER"]))
 
-def floor_per_s(model: LaunchSpec, scratch: Path, n: int) -> float:
-    """Sandboxes per second of bare launchers, one per CPU, driven with nothing in between."""
-    home = scratch / "floor"
-    home.mkdir()
-    launchers = [_Launcher() for _ in range(os.cpu_count() or 1)]
-    specs = [_floor_spec(model, home, index) for index in range(n)]
-    begun = time.perf_counter()
-    pids: list[int] = []
-    for start in range(0, n, len(launchers)):
-        batch = specs[start : start + len(launchers)]
-        for launcher, (index, spec) in zip(launchers, enumerate(batch, start), strict=False):
-            launcher.send(LaunchRequest(id=index, spec=spec))
-        pids += [launcher.receive() for launcher, _ in zip(launchers, batch, strict=False)]
-    took = time.perf_counter() - begun
-    for pid in pids:
-        os.kill(pid, signal.SIGKILL)
-    for launcher in launchers:
-        launcher.close()
-    for spec in specs:
-        for group in reversed(spec.cgroups):
-            remove_tree(Path(group.path))
-    shutil.rmtree(home, ignore_errors=True)
-    return n / took
+    async def rate(self, n: int) -> float:
+        """Sandboxes per second, as many in flight as in the other bursts; they are ended after."""
+        limiter = anyio.CapacityLimiter(IN_FLIGHT)
+        specs = [self._spec(index) for index in range(n)]
+        pids: list[int] = []
 
+        async def one(spec: LaunchSpec) -> None:
+            async with limiter:
+                pids.append((await self._launchers.launch(spec)).pid)
 
-def _floor_spec(model: LaunchSpec, home: Path, index: int) -> LaunchSpec:
-    def mine(text: str) -> str:
-        return text.replace(model.id, f"floor{index}")
-
-    spec = msgspec.structs.replace(
-        model,
-        id=f"floor{index}",
-        uid_base=model.uid_base + 65536 * (5000 + index),
-        upper=str(home / f"{index}" / "upper"),
-        work=str(home / f"{index}" / "work"),
-        socket=str(home / f"{index}.sock"),
-        cgroups=[msgspec.structs.replace(group, path=mine(group.path)) for group in model.cgroups],
-        agent_v2=mine(model.agent_v2),
-        work_v2=mine(model.work_v2),
-        work_v1=[mine(path) for path in model.work_v1],
-    )
-    (home / f"{index}").mkdir()
-    return spec
-
-
-class _Launcher:
-    def __init__(self) -> None:
-        self._ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        aether = os.environ.get("DSEC_AETHER", "aether")
-        self._process = subprocess.Popen(
-            ["sh", "-c", f'exec "$0" launch 3<&{theirs.fileno()}', aether],
-            pass_fds=(theirs.fileno(),),
-        )
-        theirs.close()
-
-    def send(self, request: LaunchRequest) -> None:
-        body = msgspec.msgpack.encode(request)
-        self._ours.sendall(struct.pack(">I", len(body)) + body)
-
-    def receive(self) -> int:
-        while True:
-            (size,) = struct.unpack(">I", self._exactly(4))
-            answer = msgspec.msgpack.decode(self._exactly(size))
-            if "exited" in answer:
-                continue
-            reply = msgspec.convert(answer, LaunchReply)
-            if not reply.pid:
-                raise RuntimeError(f"launch failed at {reply.step} {reply.path}: {reply.message}")
-            return reply.pid
-
-    def _exactly(self, size: int) -> bytes:
-        data = b""
-        while len(data) < size:
-            piece = self._ours.recv(size - len(data))
-            if not piece:
-                raise RuntimeError("the launcher ended")
-            data += piece
-        return data
+        async with self._launchers.running():
+            begun = time.perf_counter()
+            async with anyio.create_task_group() as group:
+                for spec in specs:
+                    group.start_soon(one, spec)
+            took = time.perf_counter() - begun
+            for pid in pids:
+                os.kill(pid, signal.SIGKILL)
+            for spec in specs:
+                groups.kill(self._layout, spec.id)
+                groups.remove(self._layout, spec.id)
+        return n / took
 
     def close(self) -> None:
-        self._ours.close()
-        self._process.wait(30)
+        """Remove what is left."""
+        groups.retire(self._layout)
+        shutil.rmtree(self._home, ignore_errors=True)
+
+    def _spec(self, index: int) -> LaunchSpec:
+        name = f"floor{time.monotonic_ns()}"
+        directory = self._home / name
+        directory.mkdir()
+        record = SandboxRecord(
+            id=name,
+            project="",
+            spec=SandboxSpec(image=IMAGE, limits=Limits(memory_mb=256, pids=128)),
+            image=self._image,
+            created_at=0.0,
+            uid_base=(20_000 + index) * 65536,
+            directory=str(directory),
+            socket=str(directory / "sock"),
+        )
+        return launch_spec(record, self._layers, self._layout, CommandLimits(), nofile_max=1024)
 
 
 async def main(options: argparse.Namespace) -> dict[str, object]:
@@ -235,20 +203,21 @@ async def main(options: argparse.Namespace) -> dict[str, object]:
             for _warm in range(5):
                 await dsec_once(client)
             await docker_once(engine)
+            (image,) = await client.images.list()
+            floor = Floor(it.scratch, image)
             for number in range(options.rounds):
                 say(f"round {number + 1} of {options.rounds}")
                 serial += [await dsec_once(client) for _ in range(options.serial)]
                 rate, failed = await dsec_burst(client, options.burst)
                 bursts.append(rate)
                 failures += failed
-                probe = await client.run_container(ARGS)
-                floors.append(floor_per_s(capture_spec(it.scratch), it.scratch, 150))
-                await probe.stop()
+                floors.append(await floor.rate(options.floor))
                 rate, failed = await docker_burst(engine, options.docker)
                 dockers.append(rate)
                 say(
                     f"burst {bursts[-1]:.0f}/s, floor {floors[-1]:.0f}/s, docker {dockers[-1]:.1f}/s"
                 )
+            floor.close()
     burst_rate, docker_rate = (sorted(rates)[len(rates) // 2] for rates in (bursts, dockers))
     return {
         "serial_p50_ms": median_ms(serial),
@@ -263,4 +232,4 @@ async def main(options: argparse.Namespace) -> dict[str, object]:
 
 
 if __name__ == "__main__":
-    report(main, rounds=3, serial=50, burst=300, docker=32)
+    report(main, rounds=3, serial=50, burst=300, floor=150, docker=32)

@@ -43,6 +43,7 @@ def decide(facts: NodeFacts, limits: AdmissionLimits, asked: Limits) -> None:
         InvalidRequest: it could never fit this node.
         CapacityUnavailable: not now; nothing was started.
     """
+    # Cores are a ceiling, and overcommitted by design: more than the node has is no reason to refuse.
     _check_fits(facts, asked)
     if facts.live >= limits.max_sandboxes:
         raise CapacityUnavailable(
@@ -74,10 +75,4 @@ def _check_fits(facts: NodeFacts, asked: Limits) -> None:
             f"{facts.memory_total_bytes // MIB} MiB",
             asked_mb=asked.memory_mb,
             total_mb=facts.memory_total_bytes // MIB,
-        )
-    if asked.cpu_cores > facts.cpus:
-        raise InvalidRequest(
-            f"limits.cpu_cores is {asked.cpu_cores:g} and the node has {facts.cpus}",
-            asked=asked.cpu_cores,
-            cpus=facts.cpus,
         )

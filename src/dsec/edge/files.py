@@ -9,7 +9,7 @@ from typing import Any, Literal
 import msgspec
 
 from dsec.base.errors import Unavailable
-from dsec.edge.channel import AetherStream, Data
+from dsec.edge.channel import AetherStream, Data, Item
 from dsec.edge.commands import deadline
 from dsec.edge.lifecycle.owner import Owner
 from dsec.wire.sandbox import FileInfo, WatchEvent, WatchStarted
@@ -73,7 +73,9 @@ async def packing(owner: Owner, args: Args) -> AsyncIterator[AsyncIterator[bytes
     """Read a tree as one tar stream."""
     with owner.use() as channel:
         async with channel.open("tar_out", args) as stream:
-            yield _bytes_of(stream)
+            # What is wrong with the path is known by the first item, before any answer has begun.
+            first = await anext(stream, None)
+            yield _bytes_of(stream, first)
 
 
 async def unpack(owner: Owner, args: Args, data: AsyncIterator[bytes]) -> int:
@@ -142,7 +144,9 @@ async def _first_event(stream: AetherStream) -> dict[str, Any]:
     raise Unavailable("the sandbox answered out of order")
 
 
-async def _bytes_of(stream: AetherStream) -> AsyncIterator[bytes]:
+async def _bytes_of(stream: AetherStream, first: Item | None = None) -> AsyncIterator[bytes]:
+    if isinstance(first, Data):
+        yield first.data
     async for item in stream:
         if isinstance(item, Data):
             yield item.data

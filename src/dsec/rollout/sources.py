@@ -131,7 +131,8 @@ async def _download(pin: Pin, directory: Path) -> bytes:
             said = await _run_pip(pip, scratch)
             data = await in_thread("disk", _take, scratch, directory, pin)
         finally:
-            await in_thread("disk", shutil.rmtree, scratch, True)
+            with anyio.CancelScope(shield=True):
+                await in_thread("disk", shutil.rmtree, scratch, True)
         if data is not None:
             return data
     raise Unavailable(f"pip could not fetch {pin.package} {pin.version}: {said}")

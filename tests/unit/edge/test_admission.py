@@ -24,6 +24,10 @@ def test_what_fits_is_taken() -> None:
     decide(FACTS, LIMITS, Limits(memory_mb=8192, cpu_cores=2))
 
 
+def test_more_cores_than_the_node_has_are_a_ceiling_like_any_other() -> None:
+    decide(FACTS, LIMITS, Limits(cpu_cores=64))
+
+
 @pytest.mark.parametrize(
     ("facts", "asked", "refusal", "says"),
     [
@@ -32,7 +36,6 @@ def test_what_fits_is_taken() -> None:
         (replace(FACTS, uid_runs_free=0), Limits(), CapacityUnavailable, "user ids"),
         (replace(FACTS, memory_available_bytes=GIB), Limits(), CapacityUnavailable, "1.0 GiB"),
         (FACTS, Limits(memory_mb=8193), InvalidRequest, "8193 and the node has 8192"),
-        (FACTS, Limits(cpu_cores=2.5), InvalidRequest, "2.5 and the node has 2"),
     ],
 )
 def test_a_refusal_carries_its_numbers(

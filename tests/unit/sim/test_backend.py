@@ -5,7 +5,7 @@ from __future__ import annotations
 import anyio
 import pytest
 
-from dsec.base.errors import SandboxGone, StartFailed, Unavailable, Unsupported
+from dsec.base.errors import SandboxGone, StartFailed, Unavailable
 from dsec.edge.backends.interface import Backend
 from dsec.edge.sim import LAUNCH_STEPS, Faults, SimBackend, SimHost
 from dsec.wire.sandbox import SandboxSpec
@@ -18,11 +18,12 @@ def test_is_a_backend() -> None:
     assert "simulated" in backend.capabilities()[0].detail
 
 
-def test_refuses_a_network_it_does_not_have() -> None:
-    spec = SandboxSpec(image="x", backend="sim", network_rules={"pypi": True})
-    with pytest.raises(Unsupported, match="pypi"):
-        SimBackend().refuse(spec)
-    SimBackend().refuse(SandboxSpec(image="x", network_rules={"npm": False}))
+def test_warns_of_a_network_it_does_not_have() -> None:
+    spec = SandboxSpec(image="x", backend="sim", network_rules={"pypi": True, "npm": False})
+    SimBackend().refuse(spec)
+    assert "simulated" in SimBackend().warnings(spec)[0]
+    assert "pypi" in SimBackend().warnings(spec)[1]
+    assert "npm" not in SimBackend().warnings(spec)[1]
 
 
 async def test_hello_says_it_is_simulated() -> None:

@@ -24,6 +24,7 @@ from dsec.edge.images import Images, record_of
 from dsec.edge.launcher import Launchers
 from dsec.edge.record import SandboxRecord
 from dsec.kit.blocking import in_thread
+from dsec.linux import hostinfo
 from dsec.linux.cgroup import groups
 from dsec.linux.cgroup.detect import detect
 from dsec.linux.cgroup.interface import Layout
@@ -83,12 +84,16 @@ class ContainerBackend:
             raise Unsupported(f"this node cannot hold containers: {missing}", backend=spec.backend)
 
     def warnings(self, spec: SandboxSpec) -> list[str]:
-        """There is no network yet: what is allowed cannot be reached, which errs to the safe side."""
-        allowed = sorted(name for name, yes in spec.network_rules.items() if yes)
-        if not allowed:
-            return []
-        names = ", ".join(allowed)
-        return [f"network_rules: this node has no network for sandboxes; not reachable: {names}"]
+        """What it will not have here, in ways that err to the safe side."""
+        said = []
+        if allowed := sorted(name for name, yes in spec.network_rules.items() if yes):
+            names = ", ".join(allowed)
+            said.append(
+                f"network_rules: this node has no network for sandboxes; not reachable: {names}"
+            )
+        if spec.limits.cpu_cores > (cpus := hostinfo.cpus()):
+            said.append(f"cpu_cores: {spec.limits.cpu_cores:g} may be used and the node has {cpus}")
+        return said
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:

@@ -10,7 +10,7 @@ import anyio.abc
 from anyio.abc import ByteStream
 
 from dsec.base.clock import Clock, SystemClock
-from dsec.base.errors import InternalError, SandboxGone, StartFailed, Unsupported
+from dsec.base.errors import InternalError, SandboxGone, StartFailed
 from dsec.edge.record import SandboxRecord
 from dsec.edge.sim.aether import Identity, SimAether
 from dsec.edge.sim.commands import Rules
@@ -89,22 +89,15 @@ class SimBackend:
             Capability(name="sim", available=True, needed_for="trying out, tests", detail=WARNING)
         ]
 
-    def warnings(self, spec: SandboxSpec) -> list[str]:  # noqa: ARG002 - same for all
+    def warnings(self, spec: SandboxSpec) -> list[str]:
         """What whoever gets such a sandbox must know."""
-        return [WARNING]
+        allowed = sorted(name for name, yes in spec.network_rules.items() if yes)
+        if not allowed:
+            return [WARNING]
+        return [WARNING, f"network_rules: simulated; not reachable: {', '.join(allowed)}"]
 
     def refuse(self, spec: SandboxSpec) -> None:
-        """Check that it can hold such a sandbox.
-
-        Raises:
-            Unsupported: something is allowed on a network that does not exist.
-        """
-        allowed = sorted(name for name, yes in spec.network_rules.items() if yes)
-        if allowed:
-            raise Unsupported(
-                f"network_rules: the simulation has no network to allow {', '.join(allowed)} on",
-                field="network_rules",
-            )
+        """Nothing is beyond a simulation."""
 
     def running(self) -> AbstractAsyncContextManager[None]:
         """Hold the host, unless somebody else does."""

@@ -89,8 +89,9 @@ async def _cwd(process: Process) -> int:
 
 async def _id(process: Process) -> int:
     who = process.around.who
-    groups = ",".join(str(gid) for gid in sorted(who.groups | {who.gid}))
-    await process.out(f"uid={who.uid} gid={who.gid} groups={groups}\n")
+    groups = sorted(who.groups | {who.gid})
+    said = msgspec.json.encode({"uid": who.uid, "gid": who.gid, "groups": groups})
+    await process.out(said + b"\n")
     return 0
 
 
@@ -128,14 +129,14 @@ async def _ignore_term(process: Process) -> int:
 async def _tty(process: Process) -> int:
     stdin = process.around.stdin
     if not isinstance(stdin, Terminal):
-        await process.out("tty no\n")
-        return 1
+        await process.out("not a tty\n")
+        return 0
     resized = Changed()
     process.handlers[signal.SIGWINCH] = resized.notify
-    await process.out(f"tty yes {stdin.size.rows} {stdin.size.cols}\n")
+    await process.out(f"tty {stdin.size.rows} {stdin.size.cols}\n")
     if _args(process) == ["watch"]:
         await resized.wait()
-        await process.out(f"resized {stdin.size.rows} {stdin.size.cols}\n")
+        await process.out(f"tty {stdin.size.rows} {stdin.size.cols}\n")
     return 0
 
 
@@ -149,7 +150,7 @@ async def _alloc(process: Process) -> int:
     for _ in range(size):
         process.table.allocate(process, MIB)
         await anyio.lowlevel.checkpoint()
-    await process.out(f"allocated {size}\n")
+    await process.out(f"{size}\n")
     return 0
 
 

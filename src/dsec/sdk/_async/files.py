@@ -406,7 +406,7 @@ class Files:
         query: dict[str, QueryValue] = {
             "path": remote_path(path),
             "to": remote_path(to),
-            "overwrite": overwrite or None,
+            "overwrite": overwrite,
             "user": user,
         }
         request = self._caller.request("POST", f"{self._path}/move", query, repeatable=False)

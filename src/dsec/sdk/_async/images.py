@@ -96,9 +96,10 @@ class ImageEvents(EventStream[ImageEvent]):
 
     async def wait(self) -> ImageView:
         """Read on to the end; the image."""
-        async for event in self:
-            if isinstance(event, ImageReady):
-                return event.image
+        async with self:
+            async for event in self:
+                if isinstance(event, ImageReady):
+                    return event.image
         raise Unavailable("the import ended without an image")
 
 

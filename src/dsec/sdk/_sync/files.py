@@ -431,7 +431,7 @@ class Files:
         query: dict[str, QueryValue] = {
             "path": remote_path(path),
             "to": remote_path(to),
-            "overwrite": overwrite or None,
+            "overwrite": overwrite,
             "user": user,
         }
         request = self._caller.request(

@@ -99,9 +99,10 @@ class ImageEvents(EventStream[ImageEvent]):
 
     def wait(self) -> ImageView:
         """Read on to the end; the image."""
-        for event in self:
-            if isinstance(event, ImageReady):
-                return event.image
+        with self:
+            for event in self:
+                if isinstance(event, ImageReady):
+                    return event.image
         raise Unavailable("the import ended without an image")
 
 
