@@ -83,7 +83,6 @@ async def test_a_failed_launch_says_where_and_leaves_nothing(node: Node) -> None
     [
         (request(image="nothing"), NotFound),
         (request(backend="fullvm"), Unsupported),
-        (request(network_rules={"pypi": True}), Unsupported),
         (request(limits=Limits(memory_mb=4 << 20)), InvalidRequest),
         (CreateOnEdge(id="sbx0000" + "0" * 16, project="p", spec=request().spec), InvalidRequest),
         (CreateOnEdge(id="nonsense", project="p", spec=request().spec), NotFound),
