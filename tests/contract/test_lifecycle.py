@@ -44,7 +44,7 @@ async def test_the_papers_listing_runs(
         memory_limit_mb=4096,
         cpu_cores_limit=4,
         ttl_running_stop=300,
-        network_rules={"npm": False, "pypi": False},
+        network_rules={"npm": False, "pypi": True},
         init_user="root",
     )
     sandbox = await client.run_container(wanted, timeout=120)
@@ -182,9 +182,15 @@ async def test_a_backend_that_is_not_here_is_unsupported(
     assert caught.value.code in ("unsupported", "capacity_unavailable")
 
 
-async def test_a_network_that_cannot_be_had_is_refused(client: DSecClient, args: MakeArgs) -> None:
-    with refusal(Unsupported):
-        await client.run_container(args(network_rules={"pypi": True}))
+async def test_a_network_that_cannot_be_had_is_told(client: DSecClient, args: MakeArgs) -> None:
+    # Never silently dropped: refused, or said in so many words.
+    try:
+        sandbox = await client.run_container(args(network_rules={"pypi": True}))
+    except Unsupported as error:
+        assert "pypi" in error.message
+        return
+    async with sandbox:
+        assert any("pypi" in warning for warning in sandbox.warnings)
 
 
 async def test_no_key_no_sandbox(server: Server, args: MakeArgs) -> None:

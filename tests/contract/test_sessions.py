@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import anyio
 import pytest
 
@@ -27,7 +29,7 @@ async def test_functions_and_options_stay(sandbox: Sandbox) -> None:
 async def test_a_session_begins_where_it_was_told(sandbox: Sandbox) -> None:
     async with await sandbox.open_session(cwd="/tmp", env={"A": "x"}, user="user") as session:
         assert (await session.run("echo $A $PWD")).stdout == "x /tmp\n"
-        assert "uid=1000" in (await session.run("/probe id")).stdout
+        assert json.loads((await session.run("/probe id")).stdout)["uid"] == 1000
 
 
 @pytest.mark.parametrize("code", [0, 1, 42, 255])
@@ -92,7 +94,7 @@ async def test_a_time_out_leaves_a_usable_session(sandbox: Sandbox) -> None:
         await session.run("cd /tmp; A=1")
         result = await session.run("echo begun; sleep 1000", timeout=0.5)
         assert (result.timed_out, result.stdout) == (True, "begun\n")
-        said = (await session.run("echo $A $PWD")).stdout
+        said = (await session.run('echo "$A $PWD"')).stdout
         assert said == (" /\n" if result.session_reset else "1 /tmp\n")
 
 

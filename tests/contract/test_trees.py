@@ -171,11 +171,6 @@ async def test_a_missing_tree_is_not_found(sandbox: Sandbox) -> None:
         await members(sandbox, "/tmp/missing")
 
 
-async def test_a_file_is_not_a_tree(sandbox: Sandbox) -> None:
-    with refusal(InvalidRequest):
-        await members(sandbox, "/etc/passwd")
-
-
 async def test_a_downloaded_tree_cannot_get_out_either(sandbox: Sandbox, tmp_path: Path) -> None:
     entries: list[Entry] = [("out", "link", str(tmp_path)), ("f", "file", b"x")]
     await sandbox.files.put_tar("/tmp/t", tar(entries))

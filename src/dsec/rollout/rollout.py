@@ -34,9 +34,9 @@ from dsec.rollout.tasks import (
 )
 from dsec.sdk import DSecContainerRunArgs
 
-TREE = "/work/tree"
+TREE = "/task/tree"
 """The agent's work tree, in both sandboxes."""
-DEPS = "/work/deps"
+DEPS = "/task/deps"
 VERIFY = "/verify"
 CREATE_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 30.0
@@ -207,7 +207,7 @@ class _Rollout:
             for need in self._task.image.needs
         ]
         for number, (pin, place) in enumerate(zip(pins, places, strict=True)):
-            archive = f"/work/sdist-{number}"
+            archive = f"/task/sdist-{number}"
             data = self._distributions[pin.sha256]
             await sandbox.files.write(archive, data, parents=True)
             lines += [

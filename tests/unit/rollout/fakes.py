@@ -99,7 +99,7 @@ class FakeSandbox:
         kind = "setup" if command.startswith("set -e") else "shell"
         self._client.reach(f"{self.role} {kind}")
         if kind == "shell":
-            self.files.kept["/work/tree/touched"] = b"x"
+            self.files.kept["/task/tree/touched"] = b"x"
             if command == "sleep":
                 self._client.asleep.set()
                 await anyio.sleep_forever()

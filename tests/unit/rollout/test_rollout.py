@@ -63,7 +63,7 @@ async def test_agent_never_sees_the_verifier_and_only_its_tree_is_carried_over()
     await run(client, make_task(make_agent(writes, inside)))
     agent, verify = client.sandboxes
     assert not any(path.startswith("/verify") for path in agent.files.kept)
-    assert verify.files.kept["/work/tree/new.py"] == b"x = 1"
+    assert verify.files.kept["/task/tree/new.py"] == b"x = 1"
     assert "/elsewhere/reward.txt" not in verify.files.kept
     assert {"/verify/verify.py", "/verify/grading.py"} <= set(verify.files.kept)
 
@@ -118,7 +118,7 @@ async def test_agent_timeout() -> None:
 
 PLACES: list[tuple[str, DsecError | TimeoutError]] = [
     ("create agent", CapacityUnavailable("full")),
-    ("write /work/sdist", Unavailable("lost")),
+    ("write /task/sdist", Unavailable("lost")),
     ("agent setup", SandboxGone("lost", reason="lost")),
     ("agent shell", SandboxGone("lost", reason="lost")),
     ("agent shell", NotFound("gone", kind="sandbox")),
@@ -172,7 +172,7 @@ async def test_tool_errors_are_the_agents_and_it_goes_on() -> None:
     assert result.surprises == []
     ended = [call.ended for call in result.calls]
     assert ended == ["failed", "failed", "ok", "failed", "ok", "ok"]
-    assert client.sandboxes[1].files.kept["/work/tree/f"] == b"aa c"
+    assert client.sandboxes[1].files.kept["/task/tree/f"] == b"aa c"
 
 
 @pytest.mark.parametrize(
@@ -215,8 +215,8 @@ async def test_requirements_are_unpacked_in_both_sandboxes() -> None:
     client = FakeClient()
     await run(client, make_task(requires=needs))
     agent, verify = client.sandboxes
-    assert {"/work/sdist-0", "/work/sdist-1"} <= set(agent.files.kept)
-    assert "/work/sdist-0" in verify.files.kept
+    assert {"/task/sdist-0", "/task/sdist-1"} <= set(agent.files.kept)
+    assert "/task/sdist-0" in verify.files.kept
 
 
 async def test_cancelled_rollout_stops_its_sandbox() -> None:
