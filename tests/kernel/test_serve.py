@@ -120,7 +120,9 @@ def test_users(client: Client, tmp_path: Path) -> None:
     assert ids["uid"] == 1234
     assert client.probe("env", "HOME", user="nobody")["out"] == b"/nonexistent\n"
     # Judged as the user, not as whoever starts it.
-    assert refusal(client, argv=["true"], user="nobody", cwd=str(tmp_path))[0] == "permission_denied"
+    assert (
+        refusal(client, argv=["true"], user="nobody", cwd=str(tmp_path))[0] == "permission_denied"
+    )
     status = msgspec.json.decode(client.probe("report", user="nobody")["out"])["status"]
     assert status["CapEff"] == "0" * 16
     assert status["CapPrm"] == "0" * 16
@@ -250,8 +252,10 @@ def test_a_background_child_does_not_hold_up_the_end(client: Client, server: Ser
 
 
 def test_a_background_child_may_go_on_writing(client: Client, server: Serving) -> None:
-    result = client.run(shell="(sleep 0.4; for i in 1 2 3; do echo late; done; sleep 60) & exit 0",
-                        command_id="late")
+    result = client.run(
+        shell="(sleep 0.4; for i in 1 2 3; do echo late; done; sleep 60) & exit 0",
+        command_id="late",
+    )
     assert result["exit_code"] == 0
     time.sleep(0.4)
     assert server.members(), "no SIGPIPE"
@@ -446,8 +450,12 @@ def test_output_is_kept_while_somebody_reads_it(tmp_path: Path) -> None:
 
 def test_old_output_goes_first(client: Client) -> None:
     for i in range(20):
-        client.call("wait", command_id=client.call(
-            "start", command_id=f"old-{i}", argv=[str(PROBE), "flood", str(1 << 20)])["command_id"])
+        client.call(
+            "wait",
+            command_id=client.call(
+                "start", command_id=f"old-{i}", argv=[str(PROBE), "flood", str(1 << 20)]
+            )["command_id"],
+        )
     old = client.run(command_id="old-0")
     assert old["stdout"] == {"head": b"", "tail": b"", "dropped_bytes": 1 << 20}
     assert old["exit_code"] == 0
@@ -457,7 +465,9 @@ def test_old_output_goes_first(client: Client) -> None:
 def test_terminal(client: Client) -> None:
     result = client.probe("tty", pty={"rows": 30, "cols": 100})
     assert result["out"] == b"tty 30 100\r\n"
-    client.call("start", command_id="pty", argv=[str(PROBE), "tty", "wait"], pty={"rows": 24, "cols": 80})
+    client.call(
+        "start", command_id="pty", argv=[str(PROBE), "tty", "wait"], pty={"rows": 24, "cols": 80}
+    )
     reader = client.open("attach", command_id="pty", stdout_from=0)
     reader.event()
     assert reader.next().payload == b"tty 24 80\r\n"
