@@ -218,6 +218,7 @@ class Client:
         args.setdefault("command_id", os.urandom(6).hex())
         if argv:
             args["argv"] = list(argv)
+        result: dict[str, Any]
         result, _, data = self.open("run", **args).finish()
         for channel, name in ((1, "stdout"), (2, "stderr")):
             if "head_bytes" in result[name]:
@@ -279,6 +280,10 @@ class Serving:
         text = Path(f"/proc/{self.pid}/status").read_text()
         found = [line.split()[1] for line in text.splitlines() if line.startswith("VmRSS")]
         return int(found[0])
+
+    def groups(self) -> list[Path]:
+        """Cgroups made for what runs."""
+        return list(self.group.glob("*/")) if self.group else []
 
     def members(self) -> list[int]:
         """All processes of commands, by their pids out here."""

@@ -56,7 +56,8 @@ def write(client: Client, path: object, data: bytes, **args: Any) -> dict[str, A
     stream.send(data)
     if not stream.over:
         stream.end()
-    return stream.result()
+    info: dict[str, Any] = stream.result()
+    return info
 
 
 def refused(client: Client, method: str, **args: Any) -> tuple[str, str | None]:
