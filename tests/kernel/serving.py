@@ -23,16 +23,40 @@ ROOT = Path(__file__).parents[2]
 RELEASE = ROOT / "native/target/x86_64-unknown-linux-gnu/release"
 AETHER = RELEASE / "aether"
 PROBE = RELEASE / "probe"
-UNIFIED = next((p for p in (Path("/sys/fs/cgroup/unified"), Path("/sys/fs/cgroup"))
-                if (p / "cgroup.procs").exists() and (p / "cgroup.controllers").exists()), None)
+UNIFIED = next(
+    (
+        p
+        for p in (Path("/sys/fs/cgroup/unified"), Path("/sys/fs/cgroup"))
+        if (p / "cgroup.procs").exists() and (p / "cgroup.controllers").exists()
+    ),
+    None,
+)
 DEADLINE_S = 30.0
 
 SPEC: dict[str, Any] = {
-    "id": "sb-test", "hostname": "", "uid_base": 0, "layers": [], "upper": "", "work": "",
-    "socket": "", "default_timeout_s": 60.0, "max_timeout_s": 120.0, "seccomp": "unconfined",
-    "output_limit_bytes": 1 << 20, "max_running_commands": 256,
-    "capabilities": ["CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_FOWNER", "CAP_FSETID", "CAP_KILL",
-                     "CAP_SETGID", "CAP_SETUID", "CAP_MKNOD", "CAP_SYS_CHROOT"],
+    "id": "sb-test",
+    "hostname": "",
+    "uid_base": 0,
+    "layers": [],
+    "upper": "",
+    "work": "",
+    "socket": "",
+    "default_timeout_s": 60.0,
+    "max_timeout_s": 120.0,
+    "seccomp": "unconfined",
+    "output_limit_bytes": 1 << 20,
+    "max_running_commands": 256,
+    "capabilities": [
+        "CAP_CHOWN",
+        "CAP_DAC_OVERRIDE",
+        "CAP_FOWNER",
+        "CAP_FSETID",
+        "CAP_KILL",
+        "CAP_SETGID",
+        "CAP_SETUID",
+        "CAP_MKNOD",
+        "CAP_SYS_CHROOT",
+    ],
 }
 
 
@@ -105,7 +129,7 @@ class Stream:
             piece = view[: min(self.window, 128 * 1024)]
             self.window -= len(piece)
             self.client.send(Frame(Kind.DATA, self.number, bytes(piece)))
-            view = view[len(piece):]
+            view = view[len(piece) :]
 
     def end(self) -> None:
         self.client.send(Frame(Kind.END, self.number))
@@ -194,6 +218,7 @@ class Client:
         args.setdefault("command_id", os.urandom(6).hex())
         if argv:
             args["argv"] = list(argv)
+        result: dict[str, Any]
         result, _, data = self.open("run", **args).finish()
         for channel, name in ((1, "stdout"), (2, "stderr")):
             if "head_bytes" in result[name]:
@@ -255,6 +280,10 @@ class Serving:
         text = Path(f"/proc/{self.pid}/status").read_text()
         found = [line.split()[1] for line in text.splitlines() if line.startswith("VmRSS")]
         return int(found[0])
+
+    def groups(self) -> list[Path]:
+        """Cgroups made for what runs."""
+        return list(self.group.glob("*/")) if self.group else []
 
     def members(self) -> list[int]:
         """All processes of commands, by their pids out here."""

@@ -71,18 +71,25 @@ def test_ping(client: Client) -> None:
     assert client.pongs == [b"0123456789abcdef"]
 
 
-BROKEN = [bytes.fromhex(v["bytes"]) for v in json.loads((ROOT / "spec/vectors/frames.json").read_text())
-          if not v["valid"]]
+BROKEN = [
+    bytes.fromhex(v["bytes"])
+    for v in json.loads((ROOT / "spec/vectors/frames.json").read_text())
+    if not v["valid"]
+]
 
 
-@pytest.mark.parametrize("data", [
-    *BROKEN,
-    encode(Frame(Kind.PING, 0, bytes(17))),
-    encode(Frame(Kind.OPEN, 0, b"\x80")),
-    encode(Frame(Kind.RESULT, 1, b"\xc0")),
-    encode(Frame(Kind.CREDIT, 1, b"\0\0")),
-    os.urandom(4096),
-], ids=range(len(BROKEN) + 5))
+@pytest.mark.parametrize(
+    "data",
+    [
+        *BROKEN,
+        encode(Frame(Kind.PING, 0, bytes(17))),
+        encode(Frame(Kind.OPEN, 0, b"\x80")),
+        encode(Frame(Kind.RESULT, 1, b"\xc0")),
+        encode(Frame(Kind.CREDIT, 1, b"\0\0")),
+        os.urandom(4096),
+    ],
+    ids=range(len(BROKEN) + 5),
+)
 def test_broken_framing_costs_the_connection_only(server: Serving, data: bytes) -> None:
     client = server.client()
     name = f"survivor-{os.urandom(6).hex()}"
@@ -108,11 +115,18 @@ def test_more_than_the_credit_costs_the_connection(server: Serving) -> None:
 
 
 def test_what_does_not_parse_is_refused(client: Client) -> None:
-    for payload in (b"", b"\xc1", b"\x80", msgspec.msgpack.encode({"m": 5}), b"\xdd\xff\xff\xff\xff",
-                    msgspec.msgpack.encode({"m": "run", "command_id": 5}),
-                    msgspec.msgpack.encode({"m": "run", "argv": "true", "command_id": "x"}),
-                    msgspec.msgpack.encode({"m": "read", "path": {"a": 1}}),
-                    b"\x81" * 100_000, b"\x91" * 100_000):
+    for payload in (
+        b"",
+        b"\xc1",
+        b"\x80",
+        msgspec.msgpack.encode({"m": 5}),
+        b"\xdd\xff\xff\xff\xff",
+        msgspec.msgpack.encode({"m": "run", "command_id": 5}),
+        msgspec.msgpack.encode({"m": "run", "argv": "true", "command_id": "x"}),
+        msgspec.msgpack.encode({"m": "read", "path": {"a": 1}}),
+        b"\x81" * 100_000,
+        b"\x91" * 100_000,
+    ):
         stream = client.open("hello")
         client.streams[stream.number + 1000] = stream
         client.send(Frame(Kind.OPEN, stream.number + 1000, payload))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,7 +15,9 @@ pytestmark = pytest.mark.needs_root
 
 
 @pytest.fixture(scope="module", params=["bash", "dash", "no cgroup"])
-def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
+def server(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Serving]:
     with serving(tmp_path_factory.mktemp("serve"), v2=request.param != "no cgroup") as server:
         server.shell = "/bin/dash" if request.param == "dash" else None  # type: ignore[attr-defined]
         yield server
@@ -30,10 +33,10 @@ def client(server: Serving) -> Iterator[Client]:
     last.call("session_close", session_id="s")
     last.close()
     if server.group is not None:
-        eventually(lambda: not list(server.group.glob("*/")) if server.group else True)
+        eventually(lambda: not server.groups())
 
 
-def run(client: Client, text: str | bytes, **args: object) -> dict[str, object]:
+def run(client: Client, text: str | bytes, **args: Any) -> dict[str, Any]:
     return client.run(shell=text, session="s", **args)
 
 
@@ -55,10 +58,17 @@ def test_exit_codes_and_streams(client: Client) -> None:
     assert run(client, "no-such-command-here")["exit_code"] == 127
 
 
-@pytest.mark.parametrize("text", [
-    "echo 'it'\"'\"'s'", "cat <<'EOF'\na\n'b'\n\nEOF\n", "printf '%s' '\\'", "echo \"a\nb\"",
-    "printf '\\001\\002\\377'",
-], ids=range(5))
+@pytest.mark.parametrize(
+    "text",
+    [
+        "echo 'it'\"'\"'s'",
+        "cat <<'EOF'\na\n'b'\n\nEOF\n",
+        "printf '%s' '\\'",
+        'echo "a\nb"',
+        "printf '\\001\\002\\377'",
+    ],
+    ids=range(5),
+)
 def test_text_is_taken_as_it_is(client: Client, text: str) -> None:
     wanted = client.run("/bin/bash", "-c", text)["out"]
     assert run(client, text)["out"] == wanted
@@ -78,7 +88,7 @@ def test_argv(client: Client) -> None:
     assert result["out"] == b"3:a b\n4:it's\n5:$HOME\n"
 
 
-@pytest.mark.parametrize("text", ["echo (", "if", "echo \"", "}", "fi", "echo $(", "<<"])
+@pytest.mark.parametrize("text", ["echo (", "if", 'echo "', "}", "fi", "echo $(", "<<"])
 def test_syntax_errors_leave_the_session(client: Client, text: str) -> None:
     run(client, "A=kept")
     result = run(client, text)
@@ -93,7 +103,7 @@ def test_standard_input_is_empty_and_control_is_out_of_reach(client: Client) -> 
     fds = run(client, "readlink /proc/self/fd/0; ls /proc/self/fd | tr '\\n' ' '")["out"]
     assert fds.startswith(b"/dev/null\n")
     assert fds.split(b"\n")[1].split() == [b"0", b"1", b"2", b"3"]
-    script = run(client, "for i in 3 4 5 6 7; do eval \"exec $i>/dev/null\"; done; echo ok")
+    script = run(client, 'for i in 3 4 5 6 7; do eval "exec $i>/dev/null"; done; echo ok')
     assert script["out"] == b"ok\n"
 
 
@@ -150,7 +160,9 @@ def test_a_shell_that_loops_is_replaced(client: Client) -> None:
     assert run(client, "echo on")["out"] == b"on\n"
 
 
-def test_a_command_in_the_shell_itself_that_does_not_come_back(client: Client, tmp_path: Path) -> None:
+def test_a_command_in_the_shell_itself_that_does_not_come_back(
+    client: Client, tmp_path: Path
+) -> None:
     fifo = tmp_path / "fifo"
     client.run("mkfifo", str(fifo))
     began = time.monotonic()
@@ -202,11 +214,22 @@ def test_flood(client: Client) -> None:
 
 
 def test_refusals(client: Client) -> None:
-    for args in ({"user": "nobody"}, {"pty": {}}, {"stdin": "pipe"}, {"cwd": "/"}, {"env": {"A": "1"}}):
+    args: dict[str, Any]
+    for args in (
+        {"user": "nobody"},
+        {"pty": {}},
+        {"stdin": "pipe"},
+        {"cwd": "/"},
+        {"env": {"A": "1"}},
+    ):
         with pytest.raises(Refused) as caught:
             run(client, "true", **args)
         assert caught.value.code == "invalid_request"
-    for args, kind in (({"shell": "/no/shell"}, "executable"), ({"cwd": "/no"}, "cwd"), ({"user": "zed"}, "user")):
+    for args, kind in (
+        ({"shell": "/no/shell"}, "executable"),
+        ({"cwd": "/no"}, "cwd"),
+        ({"user": "zed"}, "user"),
+    ):
         with pytest.raises(Refused) as caught:
             client.call("session_open", session_id="bad", **args)
         assert (caught.value.code, caught.value.kind) == ("not_found", kind)

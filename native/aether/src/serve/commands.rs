@@ -624,10 +624,13 @@ impl Server {
         }
         command.status = Some(status);
         command.state = State::Draining;
-        let alone = command.cgroup.as_ref().is_some_and(|g| !g.is_populated());
         self.drain_output(key);
         let Some(command) = self.commands.get(&key) else { return };
-        if alone || command.pipes.iter().all(Option::is_none) {
+        if command.pipes.iter().all(Option::is_none) {
+            self.finish_command(key);
+        } else if command.cgroup.as_ref().is_some_and(|g| !g.is_populated()) {
+            // Nobody is left to write; what was written before they ended is in the pipes.
+            self.drain_output(key);
             self.finish_command(key);
         } else {
             self.after(DRAIN, Timer::CommandDrain(key));
@@ -667,7 +670,9 @@ impl Server {
         if let Some(input) = input {
             self.end_input_stream(&input);
         }
-        self.settle_group(key);
+        if self.commands.get(&key).is_some_and(|c| c.cgroup.is_some()) {
+            self.unsettled.push(key);
+        }
         self.poke_command(key);
         self.forget_old();
         if let Some(session) = session {
@@ -677,11 +682,12 @@ impl Server {
     }
 
     /// Remove the cgroup if nothing is in it, else wait until nothing is.
-    fn settle_group(&mut self, key: u64) {
+    pub(super) fn settle_group(&mut self, key: u64) {
         let Some(command) = self.commands.get_mut(&key) else { return };
         let Some(group) = &command.cgroup else { return };
         if !group.is_populated() {
             self.leftovers.extend(command.cgroup.take());
+            self.poke_command(key);
             return;
         }
         if command.group_events.is_some() {

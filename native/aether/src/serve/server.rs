@@ -104,6 +104,8 @@ pub(super) struct Server {
     pub(super) running: usize,
     /// Cgroups to remove after answers are out.
     pub(super) leftovers: Vec<super::cgroup::Cgroup>,
+    /// Ended commands whose cgroup may be empty; looked at after answers are out.
+    pub(super) unsettled: Vec<u64>,
     sweeping: bool,
     /// A buffer for whoever reads next; kept as long as it is busy here.
     pub(super) spare: Vec<u8>,
@@ -149,6 +151,7 @@ impl Server {
             kept_bytes: 0,
             running: 0,
             leftovers: Vec::new(),
+            unsettled: Vec::new(),
             sweeping: false,
             spare: Vec::new(),
             trim: None,
@@ -316,6 +319,9 @@ impl Server {
 
     /// Remove cgroups that are over; what is still populated is looked at again.
     fn sweep(&mut self) {
+        for key in std::mem::take(&mut self.unsettled) {
+            self.settle_group(key);
+        }
         let Some(work) = &self.work else { return };
         if self.leftovers.is_empty() {
             return;
@@ -375,7 +381,7 @@ impl Server {
         self.forget_old();
         self.trim_later();
         if matches!(self.door, Door::Port(_)) {
-            self.after(Duration::from_millis(20), Timer::Reopen);
+            self.after(Duration::from_millis(50), Timer::Reopen);
         }
     }
 

@@ -35,10 +35,11 @@ fn read_account_file(path: &str) -> Vec<u8> {
         return Vec::new();
     };
     let file = File::from(fd);
-    if !file.metadata().is_ok_and(|m| m.is_file()) {
+    let Some(meta) = file.metadata().ok().filter(std::fs::Metadata::is_file) else {
         return Vec::new();
-    }
-    let mut text = Vec::new();
+    };
+    let size = usize::try_from(meta.len().min(FILE_LIMIT)).unwrap_or(0);
+    let mut text = Vec::with_capacity(size + 1);
     let _ = file.take(FILE_LIMIT).read_to_end(&mut text);
     text
 }

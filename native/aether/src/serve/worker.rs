@@ -78,6 +78,7 @@ impl Work {
         self.at = 0;
         if self.input.capacity() == 0 {
             self.input = std::mem::take(spare);
+            self.input.clear();
         }
         self.input.reserve(160 * 1024);
         match rustix::io::read(&self.socket, rustix::buffer::spare_capacity(&mut self.input)) {
@@ -119,13 +120,14 @@ impl Server {
         };
         match process::fork(cgroup.as_ref().map(Cgroup::fd)) {
             Ok(Forked::Child) => {
-                process::die_with_parent();
                 let ready = process::join_groups(&self.tasks)
                     .and_then(|()| self.confinement.apply())
                     .and_then(|()| match ids {
                         Some(ids) => process::become_user(ids, self.confinement.keep_capabilities),
                         None => Ok(()),
                     });
+                // After the change of ids, which would take it back.
+                process::die_with_parent();
                 process::prefer_for_oom();
                 process::close_others(keep);
                 if ready.is_ok() {
