@@ -14,8 +14,7 @@ from tests.contract import image
 from tests.contract.server import Server
 from tests.pristine import pristine_node, snapshot
 
-COUNT = int(os.environ.get("DSEC_RESTART_SANDBOXES", "20"))
-"""200 for the promised number; fewer in every run."""
+COUNT = int(os.environ.get("DSEC_RESTART_SANDBOXES", "200"))
 pytestmark = [pytest.mark.needs_root]
 
 

@@ -7,6 +7,7 @@ security, component main), so that a vendor's repository on the node stays out o
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -229,8 +230,12 @@ async def build(planned: Plan, root: Path, on_step: Callable[[str], None]) -> No
             on_step(match["text"])
 
     argv = planned.command(root)
+    # Beside the root: what a killed mmdebstrap leaves there is swept with everything else.
+    env = {**os.environ, "TMPDIR": str(root.parent)}
     try:
-        await run_async(argv, stdin=planned.stdin(), timeout_s=_TIMEOUT_S, on_stderr_line=hear)
+        await run_async(
+            argv, stdin=planned.stdin(), timeout_s=_TIMEOUT_S, env=env, on_stderr_line=hear
+        )
     except FileNotFoundError:
         raise Unsupported("mmdebstrap is not installed", advice=ADVICE) from None
     except CommandFailed as failure:

@@ -9,7 +9,7 @@ from dsec.base.errors import SandboxGone, StartFailed, Unavailable
 from dsec.edge.backends.interface import Backend
 from dsec.edge.sim import LAUNCH_STEPS, Faults, SimBackend, SimHost
 from dsec.wire.sandbox import SandboxSpec
-from tests.unit.sim.client import Client, connected, record, simulated
+from tests.unit.sim.client import Client, connected, joined, record, simulated
 
 
 def test_is_a_backend() -> None:
@@ -102,3 +102,48 @@ async def test_a_held_launch_waits_for_its_gate() -> None:
         gate.set()
         await anyio.wait_all_tasks_blocked()
         assert backend.host.sandboxes
+
+
+async def test_a_dropped_channel_leaves_commands_running() -> None:
+    async with simulated() as (backend, rec), anyio.create_task_group() as group:
+        client = Client(await backend.connect(rec))
+        group.start_soon(client.read)
+        await client.call("start", command_id="a", shell="sleep 0.05; echo done")
+        backend.host.drop_channel(rec.id)
+        await client.closed.wait()
+        again = Client(await backend.connect(rec))
+        group.start_soon(again.read)
+        result = await again.call("wait", command_id="a")
+        assert joined(result, "stdout") == b"done\n"
+        group.cancel_scope.cancel()
+
+
+async def test_a_death_is_told_by_its_epitaph() -> None:
+    async with simulated() as (backend, rec), anyio.create_task_group() as group:
+        client = Client(await backend.connect(rec))
+        group.start_soon(client.read)
+        backend.host.kill(rec.id, "killed by signal 9")
+        await client.closed.wait()
+        assert backend.epitaph(rec.id) == "killed by signal 9"
+
+
+async def test_output_too_large_for_a_frame_goes_ahead_as_data() -> None:
+    async with connected() as client:
+        call = await client.open(
+            "run", command_id="a", argv=["/probe", "flood", "3000000"], output_limit_bytes=4 << 20
+        )
+        result = await call.result()
+        assert len(call.received[1]) == 3000000
+        assert result["stdout"]["head_bytes"] + result["stdout"]["tail_bytes"] == 3000000
+        assert result["stdout"]["dropped_bytes"] == 0
+
+
+async def test_a_long_list_goes_ahead_as_events() -> None:
+    async with connected() as client:
+        for n in range(300):
+            await client.call("start", command_id=f"c{n}", argv=["true"])
+            await client.call("wait", command_id=f"c{n}")
+        call = await client.open("list")
+        rest = await call.result()
+        ids = [view["command_id"] for event in call.events for view in event["more"]]
+        assert ids + [view["command_id"] for view in rest] == [f"c{n}" for n in range(300)]

@@ -56,6 +56,11 @@ class SimHost:
         aether = self.sandboxes[identity.id] = SimAether(identity, self._group, clock)
         return aether
 
+    def drop_channel(self, sandbox: str) -> None:
+        """Break the connection to a sandbox, which lives on."""
+        if aether := self.sandboxes.get(sandbox):
+            aether.drop_connection()
+
     def kill(self, sandbox: str, epitaph: str = "") -> None:
         """End a sandbox at once; what it was made of stays until it is cleaned."""
         aether = self.sandboxes.get(sandbox)

@@ -14,7 +14,11 @@ LAUNCH_STEPS = ("cgroups", "socket", "clone", "mounts", "ready")
 
 @dataclass(kw_only=True)
 class Faults:
-    """Set what the next operations meet; each failure is spent by the one it hits."""
+    """Set what the next operations meet; each failure is spent by the one it hits.
+
+    What befalls a sandbox that lives (a broken channel, death) is done to it: `SimHost.drop_channel`,
+    `SimHost.kill`.
+    """
 
     fail_launch_at: str = ""
     """A step of LAUNCH_STEPS: the next launch fails there, with nothing left."""
