@@ -174,17 +174,19 @@ class AetherStream:
     async def send(self, data: bytes | memoryview) -> None:
         """Send data on the main channel, waiting for credit.
 
+        A stream that ended with its result takes no more: what is left is dropped, and `over` says so.
+
         Raises:
             SandboxGone, Unavailable: the channel is over.
             DsecError: aether ended the stream with it.
         """
         view = memoryview(data)
         while view:
-            while not self._credit:
-                self._check_open()
+            while not self._credit and not self._is_over():
                 self._sending = anyio.Event()
                 await self._sending.wait()
-            self._check_open()
+            if self._is_over():
+                return
             size = min(self._credit, CHUNK_BYTES, len(view))
             self._credit -= size
             self._channel.write(_DATA, self.id, bytes(view[:size]))
@@ -253,11 +255,10 @@ class AetherStream:
             self._channel.write(_CREDIT, self.id, self._consumed.to_bytes(4, "big"))
             self._consumed = 0
 
-    def _check_open(self) -> None:
+    def _is_over(self) -> bool:
         if self._error is not None:
             raise self._error
-        if self._done:
-            raise Unavailable("the stream is over")
+        return self._done
 
     def _wake(self) -> None:
         for event in (self._receiving, self._sending):
