@@ -238,6 +238,18 @@ class AetherStream:
             self._event_bytes = 0
         return item
 
+    async def send_all(self, data: AsyncIterator[bytes]) -> None:
+        """Send what comes, then say that this is all; stops early once the stream is over.
+
+        Raises:
+            DsecError: as from `send`.
+        """
+        async for chunk in data:
+            if self._done:
+                break  # if it has failed, `finish` says how
+            await self.send(chunk)
+        self.end()
+
     async def finish(self) -> Any:
         """Throw away what still comes and return the result.
 

@@ -135,9 +135,7 @@ async def feed(owner: Owner, command: str, data: AsyncIterator[bytes], *, eof: b
     """Write to a command's standard input as it takes it."""
     with owner.use() as channel:
         async with channel.open("stdin", {"command_id": command, "eof": eof}) as stream:
-            async for chunk in data:
-                await stream.send(chunk)
-            stream.end()
+            await stream.send_all(data)
             await stream.finish()
 
 
