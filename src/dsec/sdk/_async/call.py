@@ -161,8 +161,6 @@ class Caller:
             await _aio.sleep(patience.pause_s(error, retry_after_s(error, response.headers)))
 
     async def _lost(self, exc: ConnectionFailed, request: Request, patience: Patience) -> None:
-        if exc.stale and request.repeatable:
-            return
         patience.wait_s()  # a deadline that has passed is what is reported
         error = self._unavailable(exc)
         if exc.sent and not request.repeatable:

@@ -178,8 +178,6 @@ class Caller:
     def _lost(
         self, exc: ConnectionFailed, request: Request, patience: Patience
     ) -> None:
-        if exc.stale and request.repeatable:
-            return
         patience.wait_s()  # a deadline that has passed is what is reported
         error = self._unavailable(exc)
         if exc.sent and not request.repeatable:
