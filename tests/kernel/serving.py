@@ -169,6 +169,8 @@ class Client:
         data = memoryview(encode(frame))
         while data:
             readable, writable, _ = select.select([self.socket], [self.socket], [], DEADLINE_S)
+            if not readable and not writable:
+                raise TimeoutError
             if readable:
                 self.receive(0.1)
             if writable:

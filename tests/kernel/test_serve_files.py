@@ -6,6 +6,7 @@ import hashlib
 import io
 import os
 import stat
+import subprocess
 import tarfile
 import time
 from collections.abc import Iterator
@@ -139,9 +140,10 @@ def test_nothing_is_changed_when_it_fails(client: Client, place: Path) -> None:
     assert (place / "file").read_bytes() == b"old"
 
 
-def test_a_full_disk(client: Client, place: Path) -> None:
-    client.run("mount", "-t", "tmpfs", "-o", "size=1m", "none", str(place))
-    (place / "file").parent.exists()
+def test_a_full_disk(client: Client, server: Serving, place: Path) -> None:
+    # In its mount namespace; commands have no right to mount.
+    enter = ["nsenter", "--target", str(server.pid), "--mount"]
+    subprocess.run([*enter, "mount", "-t", "tmpfs", "-o", "size=1m", "none", place], check=True)
     try:
         write(client, place / "file", b"old")
         with pytest.raises(Refused) as caught:
@@ -151,7 +153,7 @@ def test_a_full_disk(client: Client, place: Path) -> None:
         listed = client.open("listdir", path=str(place)).finish()[1]
         assert [e["path"] for e in listed[0]["entries"]] == [os.fsencode(place / "file")]
     finally:
-        client.run("umount", str(place))
+        subprocess.run([*enter, "umount", place], check=True)
 
 
 def test_parents_and_refusals(client: Client, place: Path) -> None:
