@@ -1,6 +1,7 @@
 //! `tar_out` and `tar_in`. Every step into the tree is relative to a descriptor: names in an archive
 //! and symbolic links in the tree decide nothing about where a file ends up outside of `path`.
 
+use super::pax::PlainHeaders;
 use super::{Answer, Channel, Request, Stop};
 use crate::serve::proto::{pack, Refusal, UNSUPPORTED};
 use rustix::fs::{
@@ -400,7 +401,7 @@ pub(super) fn tar_in(request: &Request, channel: &Channel) -> Answer {
 }
 
 fn unpack(unpacker: &mut Unpacker, incoming: &mut Incoming<'_>) -> Result<u64, Unpacked> {
-    let mut archive = Archive::new(incoming);
+    let mut archive = Archive::new(PlainHeaders::new(incoming));
     let mut count = 0;
     for entry in archive.entries().map_err(Unpacked::Failed)? {
         let mut entry = entry.map_err(Unpacked::Failed)?;
