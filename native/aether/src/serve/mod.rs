@@ -130,7 +130,7 @@ const PLAIN: Plain = Plain {
     upper: "",
     work: "",
     socket: "",
-    seccomp: "unconfined",
+    seccomp: "none",
     default_timeout_s: 3600.0,
     max_timeout_s: 86400.0,
     output_limit_bytes: 1 << 20,
