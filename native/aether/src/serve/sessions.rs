@@ -38,6 +38,8 @@ pub(super) struct Session {
     /// The current command's, and which command the shell was told last.
     text: Vec<u8>,
     told: Option<u64>,
+    /// What the last command's status was to the shell.
+    last_code: i32,
     exec: Option<Exec>,
     report: Option<Pipe>,
     feed: Option<Pipe>,
@@ -90,8 +92,14 @@ fn quote(text: &[u8]) -> Vec<u8> {
 }
 
 /// What the shell is told to do. `command` keeps a syntax error in the text from ending the shell.
-fn script(text: &[u8], answers_at: i32, key: u64) -> Vec<u8> {
-    let mut script = b"command eval ".to_vec();
+/// First `$?` becomes what the text before left, and not the status of what was told in between; as a
+/// part of a list that is neither "set -e"'s nor a trap's business.
+fn script(text: &[u8], answers_at: i32, key: u64, before: i32) -> Vec<u8> {
+    let mut script = Vec::new();
+    if before != 0 {
+        script.extend_from_slice(format!("(command exit {before}) && :\n").as_bytes());
+    }
+    script.extend_from_slice(b"command eval ");
     script.extend_from_slice(&quote(text));
     let rest = format!(
         " </dev/null {answers_at}>&-\ncommand printf '%s %s\\n' {key} \"$?\" >&{answers_at}\n"
@@ -319,7 +327,7 @@ impl Server {
             return;
         }
         session.told = Some(current);
-        session.pending = script(&session.text, session.answers_at, current);
+        session.pending = script(&session.text, session.answers_at, current, session.last_code);
         session.fed = 0;
         self.session_feed(key);
     }
@@ -426,6 +434,7 @@ impl Server {
             let which = words.next().and_then(|w| w.parse::<u64>().ok());
             let code = words.next().and_then(|w| w.parse::<i32>().ok());
             if let (Some(code), true) = (code, which.is_some() && which == session.current) {
+                session.last_code = code & 0xff;
                 self.drain_session(key);
                 if let Some(command) = which {
                     self.end_session_command(command, (code & 0xff) << 8, false);
@@ -477,6 +486,7 @@ impl Server {
         session.starting = false;
         session.exec = None;
         session.told = None;
+        session.last_code = 0;
         session.said.clear();
         session.pending = Vec::new();
         let [out, err] = &mut session.pipes;
@@ -600,6 +610,7 @@ fn new_session(id: String, args: SessionArgs) -> Session {
         answers_at: LOW,
         text: Vec::new(),
         told: None,
+        last_code: 0,
         exec: None,
         report: None,
         feed: None,
@@ -624,10 +635,12 @@ mod tests {
     #[test]
     fn quotes_anything() {
         assert_eq!(quote(b"it's\n\\ \xff"), b"'it'\\''s\n\\ \xff'");
-        let text = script(b"echo 'a'", 63, 7);
+        let text = script(b"echo 'a'", 63, 7, 0);
         let wanted = "command eval 'echo '\\''a'\\''' </dev/null 63>&-\n\
             command printf '%s %s\\n' 7 \"$?\" >&63\n";
         assert_eq!(String::from_utf8_lossy(&text), wanted);
+        let text = script(b"echo 'a'", 63, 7, 3);
+        assert_eq!(String::from_utf8_lossy(&text), format!("(command exit 3) && :\n{wanted}"));
     }
 
     #[test]
