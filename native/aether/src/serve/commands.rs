@@ -88,6 +88,8 @@ pub(super) struct Command {
     pub(super) session_reset: bool,
     pub(super) rings: [Ring; 2],
     pub(super) pipes: [Option<Pipe>; 2],
+    /// Whether it was started with a pipe or terminal that `stdin` may write to.
+    takes_input: bool,
     input: Option<Input>,
     report: Option<Pipe>,
     /// Until the child has executed: what a failure is explained with.
@@ -373,6 +375,7 @@ impl Server {
             session_reset: false,
             rings: [Ring::new(limit), Ring::new(limit)],
             pipes: [None, None],
+            takes_input: args.pty.is_some() || args.stdin.as_deref() == Some("pipe"),
             input: None,
             report: None,
             exec: None,
@@ -527,12 +530,14 @@ impl Server {
         for pipe in command.pipes.iter_mut().chain([&mut command.report]).filter_map(Option::take) {
             self.unwatch(&pipe.fd, pipe.token);
         }
+        let mut streams = std::mem::take(&mut command.streams);
         if let Some(input) = command.input.take() {
             self.unwatch(&input.fd, input.token);
+            streams.extend(input.stream.map(|s| s.id));
         }
         self.leftovers.extend(command.cgroup.take());
         if let Some(conn) = &mut self.conn {
-            for id in command.streams {
+            for id in streams {
                 conn.refuse(id, &refusal);
             }
         }
@@ -1118,20 +1123,37 @@ impl Server {
         let args: OneCommand = proto::unpack(payload)?;
         let key = self.key(&args.command_id)?;
         let Some(command) = self.commands.get_mut(&key) else { return Ok(()) };
-        if command.state == State::Ended {
-            return Err(Refusal::new(proto::NOT_FOUND, "it has ended").kind("process"));
-        }
-        let input = command.input.as_mut();
-        let input = input.ok_or_else(|| Refusal::new(proto::CONFLICT, "it has no open standard input"))?;
-        if input.stream.is_some() || input.close_when_done {
-            return Err(Refusal::new(proto::CONFLICT, "its standard input is being written"));
-        }
         let eof = args.eof.unwrap_or(false);
-        input.stream = Some(InputStream { id: stream, eof, written: 0, ended: false });
+        let op = match &mut command.input {
+            Some(input) if input.stream.is_some() || input.close_when_done => {
+                return Err(Refusal::new(proto::CONFLICT, "its standard input is being written"));
+            }
+            Some(input) => {
+                input.stream = Some(InputStream { id: stream, eof, written: 0, ended: false });
+                Op::Stdin(key)
+            }
+            // The end may be said again, so that it can be after a lost connection.
+            None if eof && command.takes_input => Op::ClosedStdin,
+            None => return Err(no_input()),
+        };
         if let Some(conn) = &mut self.conn {
-            conn.open(stream, Op::Stdin(key));
+            conn.open(stream, op);
         }
         Ok(())
+    }
+
+    /// DATA for a standard input that is closed already.
+    pub(super) fn unwanted_input(&mut self, stream: u32) {
+        if let Some(conn) = &mut self.conn {
+            conn.refuse(stream, &no_input());
+        }
+    }
+
+    /// The end of a standard input that is closed already.
+    pub(super) fn closed_again(&mut self, stream: u32) {
+        if let Some(conn) = &mut self.conn {
+            conn.result(stream, &proto::Written { written: 0 });
+        }
     }
 
     pub(super) fn input_data(&mut self, key: u64, payload: &[u8]) {
@@ -1210,6 +1232,10 @@ impl Server {
             conn.result(stream.id, &proto::Written { written: stream.written });
         }
     }
+}
+
+fn no_input() -> Refusal {
+    Refusal::new(proto::CONFLICT, "it has no open standard input")
 }
 
 pub(super) fn now() -> f64 {

@@ -562,7 +562,7 @@ impl Server {
             Op::Work(work) => self.step_work(id, work),
             Op::Relay(relay) => self.step_relay(id, relay),
             Op::SessionOpen(key) => self.step_session_open(id, key),
-            Op::Stdin(_) | Op::SessionClose | Op::Shutdown => Some(op),
+            Op::Stdin(_) | Op::ClosedStdin | Op::SessionClose | Op::Shutdown => Some(op),
         }
     }
 
@@ -574,6 +574,7 @@ impl Server {
                 let key = *key;
                 self.input_data(key, payload);
             }
+            Some(Op::ClosedStdin) if !payload.is_empty() => self.unwanted_input(id),
             Some(Op::Work(work)) => {
                 work.take_data(payload);
                 conn.poke(id);
@@ -595,6 +596,7 @@ impl Server {
                 let key = *key;
                 self.input_end(key);
             }
+            Some(Op::ClosedStdin) => self.closed_again(id),
             Some(Op::Work(work)) => {
                 work.take_end();
                 conn.poke(id);
