@@ -4,7 +4,7 @@ use super::cgroup::Cgroup;
 use super::conn::{Conn, Copying, Op, Reader};
 use super::proto::{self, CommandArgs, CommandView, Env, OneCommand, Refusal};
 use super::ring::{Piece, Ring};
-use super::server::{Owner, Server, Source, TimerId, Timer};
+use super::server::{Owner, Server, Source, Timer, TimerId};
 use super::users::{Accounts, User};
 use crate::frame;
 use crate::sys::poll::Interest;
@@ -178,7 +178,8 @@ pub(super) fn environment(
         }
     }
     let path = all.get(&b"PATH"[..]).map_or_else(Vec::new, |p| p.to_vec());
-    let strings = all.iter().map(|(name, value)| c_string("env", &[name, &b"="[..], value].concat()));
+    let strings =
+        all.iter().map(|(name, value)| c_string("env", &[name, &b"="[..], value].concat()));
     Ok((strings.collect::<Result<_, _>>()?, path))
 }
 
@@ -202,7 +203,11 @@ fn candidates(argv: &[ByteBuf], path: &[u8]) -> Result<Vec<Candidate>, Refusal> 
 pub(super) fn shells(text: &[u8]) -> Result<Vec<Candidate>, Refusal> {
     let shell = |path: &str| -> Result<Candidate, Refusal> {
         let name = path.rsplit('/').next().unwrap_or(path);
-        let words = vec![c_string("shell", name.as_bytes())?, c_string("shell", b"-c")?, c_string("shell", text)?];
+        let words = vec![
+            c_string("shell", name.as_bytes())?,
+            c_string("shell", b"-c")?,
+            c_string("shell", text)?,
+        ];
         Ok(Candidate::new(c_string("shell", path.as_bytes())?, words, -1))
     };
     Ok(vec![shell("/bin/bash")?, shell("/bin/sh")?])
@@ -342,7 +347,12 @@ impl Server {
     }
 
     /// A record of a command about to run, with its time limit on.
-    pub(super) fn record(&mut self, key: u64, args: &CommandArgs, shown: &[ByteBuf]) -> Result<Command, Refusal> {
+    pub(super) fn record(
+        &mut self,
+        key: u64,
+        args: &CommandArgs,
+        shown: &[ByteBuf],
+    ) -> Result<Command, Refusal> {
         let timeout = self.time_limit(args.timeout_s)?;
         let limit = args.output_limit_bytes.unwrap_or(self.spec.output_limit_bytes);
         let limit = limit.min(MAX_OUTPUT_LIMIT);
@@ -391,7 +401,8 @@ impl Server {
     fn start_command(&mut self, args: CommandArgs) -> Result<u64, Refusal> {
         let user = self.user(args.user.as_ref().map(|u| u.0.as_str()))?;
         let own = self.spec_env();
-        let (mut env, path) = environment(&user, [Some(&own), args.env.as_ref()], args.pty.is_some())?;
+        let (mut env, path) =
+            environment(&user, [Some(&own), args.env.as_ref()], args.pty.is_some())?;
         let key = self.number();
         if self.work.is_none() {
             env.push(c_string("mark", &mark(self.generation(), key))?);
@@ -416,7 +427,8 @@ impl Server {
         let mut input = None;
         if let Some(size) = args.pty {
             let devpts = self.devpts.as_ref();
-            let devpts = devpts.ok_or_else(|| Refusal::new(proto::UNSUPPORTED, "no /dev/pts here"))?;
+            let devpts =
+                devpts.ok_or_else(|| Refusal::new(proto::UNSUPPORTED, "no /dev/pts here"))?;
             exec.terminal = Some((devpts.as_raw_fd(), size.rows.max(1), size.cols.max(1)));
         } else {
             let mut stdio: [RawFd; 3] = [self.null.as_raw_fd(), -1, -1];
@@ -567,9 +579,10 @@ impl Server {
             }
         }
         self.poke_command(key);
-        let drained = self.commands.get(&key).is_some_and(|c| {
-            c.state == State::Draining && c.pipes.iter().all(Option::is_none)
-        });
+        let drained = self
+            .commands
+            .get(&key)
+            .is_some_and(|c| c.state == State::Draining && c.pipes.iter().all(Option::is_none));
         if drained {
             self.finish_command(key);
         }
@@ -748,7 +761,9 @@ impl Server {
         }
         while self.commands.len() - self.running > MAX_RECORDS {
             let oldest = self.commands.iter();
-            let oldest = oldest.filter(|(_, c)| c.state == State::Ended && c.streams.is_empty() && c.cgroup.is_none());
+            let oldest = oldest.filter(|(_, c)| {
+                c.state == State::Ended && c.streams.is_empty() && c.cgroup.is_none()
+            });
             let Some((&key, _)) = oldest.into_iter().next() else { break };
             if let Some(mut gone) = self.commands.remove(&key) {
                 self.by_id.remove(&gone.id);
@@ -876,7 +891,12 @@ impl Server {
         None
     }
 
-    pub(super) fn step_wait(&mut self, stream: u32, key: u64, copying: Option<Copying>) -> Option<Op> {
+    pub(super) fn step_wait(
+        &mut self,
+        stream: u32,
+        key: u64,
+        copying: Option<Copying>,
+    ) -> Option<Op> {
         let (Some(conn), Some(command)) = (&mut self.conn, self.commands.get_mut(&key)) else {
             return None;
         };
@@ -892,7 +912,11 @@ impl Server {
         }
         let view = command.view();
         let [out, err] = &mut command.rings;
-        let result = proto::CommandResult { view, stdout: captured(out, inline), stderr: captured(err, inline) };
+        let result = proto::CommandResult {
+            view,
+            stdout: captured(out, inline),
+            stderr: captured(err, inline),
+        };
         conn.result(stream, &result);
         self.leave(stream, key);
         None
@@ -909,7 +933,9 @@ impl Server {
 
     pub(super) fn step_attach(&mut self, stream: u32, mut reader: Reader) -> Option<Op> {
         let key = reader.command;
-        let (Some(conn), Some(command)) = (&mut self.conn, self.commands.get(&key)) else { return None };
+        let (Some(conn), Some(command)) = (&mut self.conn, self.commands.get(&key)) else {
+            return None;
+        };
         if command.state == State::Starting {
             return Some(Op::Attach(reader));
         }

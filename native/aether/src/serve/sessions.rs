@@ -230,7 +230,8 @@ impl Server {
             match process::receive_progress(report.fd.as_fd()) {
                 Ok(Some(progress)) if progress.step == ExecStep::Trying => {
                     let exec = session.exec.as_ref();
-                    session.answers_at = exec.map_or(LOW, |e| e.extra_at(usize::from(progress.candidate)));
+                    session.answers_at =
+                        exec.map_or(LOW, |e| e.extra_at(usize::from(progress.candidate)));
                 }
                 Ok(Some(progress)) => {
                     let refusal = session.exec.as_ref().map_or_else(
@@ -279,11 +280,16 @@ impl Server {
     pub(super) fn start_in_session(&mut self, args: CommandArgs) -> Result<u64, Refusal> {
         let id = args.session.clone().unwrap_or_default();
         let session_key = self.session(&id)?;
-        if args.user.is_some() || args.pty.is_some() || args.input.is_some() || args.cwd.is_some()
+        if args.user.is_some()
+            || args.pty.is_some()
+            || args.input.is_some()
+            || args.cwd.is_some()
             || args.env.as_ref().is_some_and(|e| !e.is_empty())
             || args.stdin.as_deref().is_some_and(|s| s != "null")
         {
-            return Err(Refusal::invalid("a session's command has the session's user, directory, environment and no input"));
+            return Err(Refusal::invalid(
+                "a session's command has the session's user, directory, environment and no input",
+            ));
         }
         let text: Vec<u8> = match (&args.argv, &args.shell) {
             (None, Some(text)) => text.to_vec(),
@@ -295,7 +301,9 @@ impl Server {
         }
         let session = self.sessions.get(&session_key);
         if session.is_some_and(|s| s.current.is_some()) {
-            return Err(Refusal::new(proto::CONFLICT, format!("session {id} is busy")).kind("session"));
+            return Err(
+                Refusal::new(proto::CONFLICT, format!("session {id} is busy")).kind("session")
+            );
         }
         if session.is_some_and(|s| s.pid == 0) {
             self.start_shell(session_key)?;
@@ -411,7 +419,9 @@ impl Server {
         let Some(pipe) = &session.status else { return };
         let mut buffer = [0_u8; 512];
         match rustix::io::read(&pipe.fd, &mut buffer) {
-            Ok(size) if size > 0 => session.said.extend_from_slice(buffer.get(..size).unwrap_or(&[])),
+            Ok(size) if size > 0 => {
+                session.said.extend_from_slice(buffer.get(..size).unwrap_or(&[]));
+            }
             Err(Errno::AGAIN | Errno::INTR) => return,
             _ => {
                 // It closed what it answers on, or has become another program: it can never answer
@@ -645,11 +655,23 @@ mod tests {
 
     #[test]
     fn knows_what_would_go_on() {
-        for text in ["sleep 100", " sleep 100\n", "cd /x && make test", "a | b", "A=1 sleep 9 >x 2>y"] {
+        for text in
+            ["sleep 100", " sleep 100\n", "cd /x && make test", "a | b", "A=1 sleep 9 >x 2>y"]
+        {
             assert!(stops_when_killed(text.as_bytes()), "{text}");
         }
-        for text in ["sleep 9; rm x", "sleep 9\nrm x", "sleep 9 || rm x", "sleep 9 & rm x",
-            "while :; do a; done", "(a)", "$(a) b", "`a` b", "! a && b", "a 2>&1 & b"] {
+        for text in [
+            "sleep 9; rm x",
+            "sleep 9\nrm x",
+            "sleep 9 || rm x",
+            "sleep 9 & rm x",
+            "while :; do a; done",
+            "(a)",
+            "$(a) b",
+            "`a` b",
+            "! a && b",
+            "a 2>&1 & b",
+        ] {
             assert!(!stops_when_killed(text.as_bytes()), "{text}");
         }
     }

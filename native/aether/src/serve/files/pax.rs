@@ -43,7 +43,9 @@ impl<R: Read> PlainHeaders<R> {
         let Some(block) = self.block()? else { return Ok(!self.ready.is_empty()) };
         let header = Header::from_byte_slice(&block);
         // What is no header at all is for the crate to refuse.
-        let Some(size) = header.entry_size().ok().filter(|_| is_sound(header)) else { return Ok(true) };
+        let Some(size) = header.entry_size().ok().filter(|_| is_sound(header)) else {
+            return Ok(true);
+        };
         let kind = header.entry_type();
         if kind == EntryType::XHeader {
             self.rewrite(size)?;
@@ -54,7 +56,10 @@ impl<R: Read> PlainHeaders<R> {
             // Each block of a sparse file's map says near its end whether another follows.
             more = self.block()?.is_some_and(|block| block.get(504) == Some(&1));
         }
-        let extends = matches!(kind, EntryType::GNULongName | EntryType::GNULongLink | EntryType::XGlobalHeader);
+        let extends = matches!(
+            kind,
+            EntryType::GNULongName | EntryType::GNULongLink | EntryType::XGlobalHeader
+        );
         let size = if extends { size } else { self.size.take().unwrap_or(size) };
         self.contents = padded(size).ok_or_else(|| bad("a size no file has"))?;
         Ok(true)
@@ -73,9 +78,12 @@ impl<R: Read> PlainHeaders<R> {
         for (key, value) in records {
             match key {
                 b"path" => push(&mut self.ready, EntryType::GNULongName, &[value, b"\0"].concat()),
-                b"linkpath" => push(&mut self.ready, EntryType::GNULongLink, &[value, b"\0"].concat()),
+                b"linkpath" => {
+                    push(&mut self.ready, EntryType::GNULongLink, &[value, b"\0"].concat());
+                }
                 b"size" | b"uid" | b"gid" => {
-                    let number = std::str::from_utf8(value).ok().and_then(|text| text.parse::<u64>().ok());
+                    let number =
+                        std::str::from_utf8(value).ok().and_then(|text| text.parse::<u64>().ok());
                     let number = number.ok_or_else(|| bad("a number in a PAX header is none"))?;
                     if key == b"size" {
                         self.size = Some(number);
@@ -137,7 +145,8 @@ fn is_sound(header: &Header) -> bool {
 fn records(mut text: &[u8]) -> io::Result<Vec<(&[u8], &[u8])>> {
     let mut found: Vec<(&[u8], &[u8])> = Vec::new();
     while !text.is_empty() {
-        let (key, value, rest) = first_record(text).ok_or_else(|| bad("a PAX header is malformed"))?;
+        let (key, value, rest) =
+            first_record(text).ok_or_else(|| bad("a PAX header is malformed"))?;
         found.retain(|(known, _)| *known != key);
         found.push((key, value));
         text = rest;
@@ -208,20 +217,25 @@ mod tests {
 
     #[test]
     fn records_go_by_their_length() {
-        let text = [record(b"path", b"a\n9 uid=3\nb"), record(b"x", b""), record(b"uid", b"7")].concat();
+        let text =
+            [record(b"path", b"a\n9 uid=3\nb"), record(b"x", b""), record(b"uid", b"7")].concat();
         let found = records(&text).unwrap_or_default();
-        let wanted: [(&[u8], &[u8]); 3] = [(b"path", b"a\n9 uid=3\nb"), (b"x", b""), (b"uid", b"7")];
+        let wanted: [(&[u8], &[u8]); 3] =
+            [(b"path", b"a\n9 uid=3\nb"), (b"x", b""), (b"uid", b"7")];
         assert_eq!(found, wanted);
         assert_eq!(record(b"k", &[b'v'; 93]).get(..4), Some(&b"99 k"[..]));
         assert_eq!(record(b"k", &[b'v'; 94]).get(..5), Some(&b"101 k"[..]));
-        for bad in ["9", "x a=b\n", "6 a=b", "8 a=b\n\n", "99 a=b\n", "6 abc\n", "0 a=b\n", "1 a=b\n"] {
+        for bad in
+            ["9", "x a=b\n", "6 a=b", "8 a=b\n\n", "99 a=b\n", "6 abc\n", "0 a=b\n", "1 a=b\n"]
+        {
             assert!(records(bad.as_bytes()).is_err(), "{bad:?}");
         }
     }
 
     #[test]
     fn names_with_newlines_arrive() {
-        let header = [record(b"path", b"a\nb"), record(b"path", b"sub/c\n d"), record(b"uid", b"70000")];
+        let header =
+            [record(b"path", b"a\nb"), record(b"path", b"sub/c\n d"), record(b"uid", b"70000")];
         let archive = [
             entry(EntryType::XGlobalHeader, "g", &record(b"comment", b"none")),
             entry(EntryType::XHeader, "x", &header.concat()),
@@ -243,7 +257,8 @@ mod tests {
         small.extend_from_slice(&[b'z'; 600]);
         small.resize(small.len().next_multiple_of(BLOCK), 0);
         let header = [record(b"path", b"\n"), record(b"size", b"600")].concat();
-        let archive = [entry(EntryType::XHeader, "x", &header), small, entry(EntryType::Regular, "g", b"")];
+        let archive =
+            [entry(EntryType::XHeader, "x", &header), small, entry(EntryType::Regular, "g", b"")];
         let found = list(&archive.concat()).map_err(|e| e.to_string());
         let wanted = [(b"\n".to_vec(), 0, vec![b'z'; 600]), (b"g".to_vec(), 0, Vec::new())];
         assert_eq!(found, Ok(wanted.to_vec()));
@@ -251,7 +266,9 @@ mod tests {
 
     #[test]
     fn what_is_broken_is_an_error() {
-        let whole = [entry(EntryType::XHeader, "x", b"9 uid=x\n\n"), entry(EntryType::Regular, "f", b"")].concat();
+        let whole =
+            [entry(EntryType::XHeader, "x", b"9 uid=x\n\n"), entry(EntryType::Regular, "f", b"")]
+                .concat();
         assert!(list(&whole).is_err());
         let cut = entry(EntryType::XHeader, "x", &record(b"path", b"a"));
         assert!(list(cut.get(..600).unwrap_or(&[])).is_err());
