@@ -43,7 +43,7 @@ SPEC: dict[str, Any] = {
     "socket": "",
     "default_timeout_s": 60.0,
     "max_timeout_s": 120.0,
-    "seccomp": "unconfined",
+    "seccomp": "none",
     "output_limit_bytes": 1 << 20,
     "max_running_commands": 256,
     "capabilities": [

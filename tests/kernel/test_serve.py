@@ -169,6 +169,65 @@ def test_stdin_stream(client: Client) -> None:
     assert events[-1]["exited"]["exit_code"] == 0
     with pytest.raises(Refused) as caught:
         client.open("stdin", command_id="in").result()
+    assert caught.value.code == "conflict"
+
+
+def end_of_input(client: Client, command: str, data: bytes = b"") -> Any:
+    """The answer to `stdin` with eof."""
+    stream = client.open("stdin", command_id=command, eof=True)
+    stream.send(data)
+    if not stream.over:
+        stream.end()
+    return stream.result(5)
+
+
+def test_the_end_of_stdin_may_be_said_again(client: Client) -> None:
+    client.call("start", command_id="over", shell="cat; read x <&0; sleep 60", stdin="pipe")
+    assert end_of_input(client, "over", b"all of it") == {"written": 9}
+    for _ in range(2):
+        assert end_of_input(client, "over") == {"written": 0}
+        with pytest.raises(Refused) as caught:
+            end_of_input(client, "over", b"more")
+        assert caught.value.code == "conflict"
+    client.call("kill", command_id="over")
+    assert end_of_input(client, "over") == {"written": 0}
+    with pytest.raises(Refused) as caught:
+        end_of_input(client, "over", b"more")
+    assert caught.value.code == "conflict"
+    # One that never had any.
+    client.run("true", command_id="never")
+    with pytest.raises(Refused) as caught:
+        end_of_input(client, "never")
+    assert caught.value.code == "conflict"
+
+
+@pytest.mark.parametrize("holder", ["", "sleep 5 <&0 >/dev/null 2>&1 & "], ids=["alone", "held"])
+def test_stdin_ends_with_its_command(client: Client, holder: str) -> None:
+    name = f"short-{len(holder)}"
+    shell = f"{holder}head -c 100000 >/dev/null"
+    client.call("start", command_id=name, shell=shell, stdin="pipe")
+    stream = client.open("stdin", command_id=name, eof=True)
+    # More than pipe and credit hold, and no END: it has to end by itself.
+    stream.send(bytes(2 << 20))
+    assert stream.over
+    assert 100_000 <= stream.result(5)["written"] < 2 << 20
+    # All was taken, and nothing more is coming.
+    client.call("start", command_id=f"{name}-2", shell=f"{holder}sleep 0.3", stdin="pipe")
+    stream = client.open("stdin", command_id=f"{name}-2")
+    stream.send(b"some")
+    assert stream.result(5) == {"written": 4}
+    client.call("kill", command_id=name)
+    client.call("kill", command_id=f"{name}-2")
+
+
+def test_stdin_of_what_could_not_be_started(client: Client) -> None:
+    begun = client.open("run", command_id="none", argv=["/no/such"], stdin="pipe")
+    stream = client.open("stdin", command_id="none", eof=True)
+    with pytest.raises(Refused) as caught:
+        begun.result(5)
+    assert (caught.value.code, caught.value.kind) == ("not_found", "executable")
+    with pytest.raises(Refused) as caught:
+        stream.result(5)
     assert caught.value.code == "not_found"
 
 

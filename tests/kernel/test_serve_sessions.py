@@ -58,6 +58,38 @@ def test_exit_codes_and_streams(client: Client) -> None:
     assert run(client, "no-such-command-here")["exit_code"] == 127
 
 
+def test_the_last_status_stays(client: Client) -> None:
+    for code in (1, 42, 0, 255):
+        assert run(client, f"(exit {code})")["exit_code"] == code
+        assert run(client, "echo $?")["out"] == b"%d\n" % code
+        assert run(client, "echo $?")["out"] == b"0\n"
+    run(client, "no-such-command-here")
+    assert run(client, "")["exit_code"] == 0
+    assert run(client, "echo $?")["out"] == b"0\n"
+    # Traps and functions notice nothing of it, and stay.
+    run(client, "f() { return 5; }; A=1; cd /usr; trap 'echo bye' EXIT")
+    assert run(client, "f")["exit_code"] == 5
+    run(client, "[ -z \"$BASH\" ] || trap 'echo trapped' ERR")
+    assert run(client, "[ -z \"$BASH\" ] && f; f")["exit_code"] == 5
+    result = run(client, "echo $? $A; pwd")
+    assert (result["out"], result["err"]) == (b"5 1\n/usr\n", b"")
+    run(client, "[ -z \"$BASH\" ] || trap - ERR")
+    # What fails ends the shell that is to end then, what comes before it does not.
+    assert run(client, "f")["exit_code"] == 5
+    result = run(client, "echo $?; set -e")
+    assert (result["out"], result["session_reset"]) == (b"5\n", False)
+    result = run(client, "f || echo $?")
+    assert (result["out"], result["session_reset"]) == (b"5\n", False)
+    result = run(client, "f; echo never")
+    assert (result["out"], result["exit_code"], result["session_reset"]) == (b"bye\n", 5, True)
+    assert run(client, "echo $?")["out"] == b"0\n"
+    run(client, "trap 'echo bye' EXIT")
+    # A new shell knows nothing of it.
+    result = run(client, "exit 3")
+    assert (result["exit_code"], result["out"]) == (3, b"bye\n")
+    assert run(client, "echo $?")["out"] == b"0\n"
+
+
 @pytest.mark.parametrize(
     "text",
     [

@@ -103,8 +103,11 @@ mod tests {
     use super::*;
 
     fn unhex(text: &str) -> Vec<u8> {
-        let digits: Vec<u8> =
-            text.bytes().filter_map(|b| char::from(b).to_digit(16)).map(|d| d.to_le_bytes()[0]).collect();
+        let digits: Vec<u8> = text
+            .bytes()
+            .filter_map(|b| char::from(b).to_digit(16))
+            .map(|d| d.to_le_bytes()[0])
+            .collect();
         digits.chunks(2).map(|pair| pair[0] * 16 + pair[1]).collect()
     }
 

@@ -23,7 +23,9 @@ fn main() -> ExitCode {
         b"echo" => say(&[&rest.join(&b' '), &b"\n"[..]].concat()),
         b"args" => args_prefixed(rest),
         b"cat" => cat(),
-        b"exit" => return ExitCode::from(number(rest, 0).and_then(|n| u8::try_from(n).ok()).unwrap_or(64)),
+        b"exit" => {
+            return ExitCode::from(number(rest, 0).and_then(|n| u8::try_from(n).ok()).unwrap_or(64))
+        }
         b"sleep" => {
             sleep(rest);
             Ok(())
@@ -47,7 +49,11 @@ fn main() -> ExitCode {
         b"listen" => listen(number(rest, 0).and_then(|n| u16::try_from(n).ok()).unwrap_or(0)),
         _ => return usage(),
     };
-    if done.is_ok() { ExitCode::SUCCESS } else { ExitCode::from(74) }
+    if done.is_ok() {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::from(74)
+    }
 }
 
 type Done = std::io::Result<()>;
@@ -125,7 +131,11 @@ fn flood(words: &[&[u8]]) -> Done {
         }
         let size = usize::try_from(left).unwrap_or(usize::MAX).min(block.len());
         let part = block.get(..size).unwrap_or(&[]);
-        if to_stderr { complain(part)? } else { say(part)? }
+        if to_stderr {
+            complain(part)?;
+        } else {
+            say(part)?;
+        }
         left -= u64::try_from(size).unwrap_or(left);
     }
     Ok(())
@@ -145,7 +155,11 @@ fn env(words: &[&[u8]]) -> ExitCode {
             None => out.extend_from_slice(&[name, b"=", value, b"\n"].concat()),
         }
     }
-    if say(&out).is_ok() && found { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    if say(&out).is_ok() && found {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    }
 }
 
 fn cwd() -> Done {

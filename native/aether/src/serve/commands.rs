@@ -4,7 +4,7 @@ use super::cgroup::Cgroup;
 use super::conn::{Conn, Copying, Op, Reader};
 use super::proto::{self, CommandArgs, CommandView, Env, OneCommand, Refusal};
 use super::ring::{Piece, Ring};
-use super::server::{Owner, Server, Source, TimerId, Timer};
+use super::server::{Owner, Server, Source, Timer, TimerId};
 use super::users::{Accounts, User};
 use crate::frame;
 use crate::sys::poll::Interest;
@@ -88,6 +88,8 @@ pub(super) struct Command {
     pub(super) session_reset: bool,
     pub(super) rings: [Ring; 2],
     pub(super) pipes: [Option<Pipe>; 2],
+    /// Whether it was started with a pipe or terminal that `stdin` may write to.
+    takes_input: bool,
     input: Option<Input>,
     report: Option<Pipe>,
     /// Until the child has executed: what a failure is explained with.
@@ -176,7 +178,8 @@ pub(super) fn environment(
         }
     }
     let path = all.get(&b"PATH"[..]).map_or_else(Vec::new, |p| p.to_vec());
-    let strings = all.iter().map(|(name, value)| c_string("env", &[name, &b"="[..], value].concat()));
+    let strings =
+        all.iter().map(|(name, value)| c_string("env", &[name, &b"="[..], value].concat()));
     Ok((strings.collect::<Result<_, _>>()?, path))
 }
 
@@ -200,7 +203,11 @@ fn candidates(argv: &[ByteBuf], path: &[u8]) -> Result<Vec<Candidate>, Refusal> 
 pub(super) fn shells(text: &[u8]) -> Result<Vec<Candidate>, Refusal> {
     let shell = |path: &str| -> Result<Candidate, Refusal> {
         let name = path.rsplit('/').next().unwrap_or(path);
-        let words = vec![c_string("shell", name.as_bytes())?, c_string("shell", b"-c")?, c_string("shell", text)?];
+        let words = vec![
+            c_string("shell", name.as_bytes())?,
+            c_string("shell", b"-c")?,
+            c_string("shell", text)?,
+        ];
         Ok(Candidate::new(c_string("shell", path.as_bytes())?, words, -1))
     };
     Ok(vec![shell("/bin/bash")?, shell("/bin/sh")?])
@@ -340,7 +347,12 @@ impl Server {
     }
 
     /// A record of a command about to run, with its time limit on.
-    pub(super) fn record(&mut self, key: u64, args: &CommandArgs, shown: &[ByteBuf]) -> Result<Command, Refusal> {
+    pub(super) fn record(
+        &mut self,
+        key: u64,
+        args: &CommandArgs,
+        shown: &[ByteBuf],
+    ) -> Result<Command, Refusal> {
         let timeout = self.time_limit(args.timeout_s)?;
         let limit = args.output_limit_bytes.unwrap_or(self.spec.output_limit_bytes);
         let limit = limit.min(MAX_OUTPUT_LIMIT);
@@ -373,6 +385,7 @@ impl Server {
             session_reset: false,
             rings: [Ring::new(limit), Ring::new(limit)],
             pipes: [None, None],
+            takes_input: args.pty.is_some() || args.stdin.as_deref() == Some("pipe"),
             input: None,
             report: None,
             exec: None,
@@ -388,7 +401,8 @@ impl Server {
     fn start_command(&mut self, args: CommandArgs) -> Result<u64, Refusal> {
         let user = self.user(args.user.as_ref().map(|u| u.0.as_str()))?;
         let own = self.spec_env();
-        let (mut env, path) = environment(&user, [Some(&own), args.env.as_ref()], args.pty.is_some())?;
+        let (mut env, path) =
+            environment(&user, [Some(&own), args.env.as_ref()], args.pty.is_some())?;
         let key = self.number();
         if self.work.is_none() {
             env.push(c_string("mark", &mark(self.generation(), key))?);
@@ -413,7 +427,8 @@ impl Server {
         let mut input = None;
         if let Some(size) = args.pty {
             let devpts = self.devpts.as_ref();
-            let devpts = devpts.ok_or_else(|| Refusal::new(proto::UNSUPPORTED, "no /dev/pts here"))?;
+            let devpts =
+                devpts.ok_or_else(|| Refusal::new(proto::UNSUPPORTED, "no /dev/pts here"))?;
             exec.terminal = Some((devpts.as_raw_fd(), size.rows.max(1), size.cols.max(1)));
         } else {
             let mut stdio: [RawFd; 3] = [self.null.as_raw_fd(), -1, -1];
@@ -527,12 +542,14 @@ impl Server {
         for pipe in command.pipes.iter_mut().chain([&mut command.report]).filter_map(Option::take) {
             self.unwatch(&pipe.fd, pipe.token);
         }
+        let mut streams = std::mem::take(&mut command.streams);
         if let Some(input) = command.input.take() {
             self.unwatch(&input.fd, input.token);
+            streams.extend(input.stream.map(|s| s.id));
         }
         self.leftovers.extend(command.cgroup.take());
         if let Some(conn) = &mut self.conn {
-            for id in command.streams {
+            for id in streams {
                 conn.refuse(id, &refusal);
             }
         }
@@ -562,9 +579,10 @@ impl Server {
             }
         }
         self.poke_command(key);
-        let drained = self.commands.get(&key).is_some_and(|c| {
-            c.state == State::Draining && c.pipes.iter().all(Option::is_none)
-        });
+        let drained = self
+            .commands
+            .get(&key)
+            .is_some_and(|c| c.state == State::Draining && c.pipes.iter().all(Option::is_none));
         if drained {
             self.finish_command(key);
         }
@@ -743,7 +761,9 @@ impl Server {
         }
         while self.commands.len() - self.running > MAX_RECORDS {
             let oldest = self.commands.iter();
-            let oldest = oldest.filter(|(_, c)| c.state == State::Ended && c.streams.is_empty() && c.cgroup.is_none());
+            let oldest = oldest.filter(|(_, c)| {
+                c.state == State::Ended && c.streams.is_empty() && c.cgroup.is_none()
+            });
             let Some((&key, _)) = oldest.into_iter().next() else { break };
             if let Some(mut gone) = self.commands.remove(&key) {
                 self.by_id.remove(&gone.id);
@@ -871,7 +891,12 @@ impl Server {
         None
     }
 
-    pub(super) fn step_wait(&mut self, stream: u32, key: u64, copying: Option<Copying>) -> Option<Op> {
+    pub(super) fn step_wait(
+        &mut self,
+        stream: u32,
+        key: u64,
+        copying: Option<Copying>,
+    ) -> Option<Op> {
         let (Some(conn), Some(command)) = (&mut self.conn, self.commands.get_mut(&key)) else {
             return None;
         };
@@ -887,7 +912,11 @@ impl Server {
         }
         let view = command.view();
         let [out, err] = &mut command.rings;
-        let result = proto::CommandResult { view, stdout: captured(out, inline), stderr: captured(err, inline) };
+        let result = proto::CommandResult {
+            view,
+            stdout: captured(out, inline),
+            stderr: captured(err, inline),
+        };
         conn.result(stream, &result);
         self.leave(stream, key);
         None
@@ -904,7 +933,9 @@ impl Server {
 
     pub(super) fn step_attach(&mut self, stream: u32, mut reader: Reader) -> Option<Op> {
         let key = reader.command;
-        let (Some(conn), Some(command)) = (&mut self.conn, self.commands.get(&key)) else { return None };
+        let (Some(conn), Some(command)) = (&mut self.conn, self.commands.get(&key)) else {
+            return None;
+        };
         if command.state == State::Starting {
             return Some(Op::Attach(reader));
         }
@@ -1118,20 +1149,37 @@ impl Server {
         let args: OneCommand = proto::unpack(payload)?;
         let key = self.key(&args.command_id)?;
         let Some(command) = self.commands.get_mut(&key) else { return Ok(()) };
-        if command.state == State::Ended {
-            return Err(Refusal::new(proto::NOT_FOUND, "it has ended").kind("process"));
-        }
-        let input = command.input.as_mut();
-        let input = input.ok_or_else(|| Refusal::new(proto::CONFLICT, "it has no open standard input"))?;
-        if input.stream.is_some() || input.close_when_done {
-            return Err(Refusal::new(proto::CONFLICT, "its standard input is being written"));
-        }
         let eof = args.eof.unwrap_or(false);
-        input.stream = Some(InputStream { id: stream, eof, written: 0, ended: false });
+        let op = match &mut command.input {
+            Some(input) if input.stream.is_some() || input.close_when_done => {
+                return Err(Refusal::new(proto::CONFLICT, "its standard input is being written"));
+            }
+            Some(input) => {
+                input.stream = Some(InputStream { id: stream, eof, written: 0, ended: false });
+                Op::Stdin(key)
+            }
+            // The end may be said again, so that it can be after a lost connection.
+            None if eof && command.takes_input => Op::ClosedStdin,
+            None => return Err(no_input()),
+        };
         if let Some(conn) = &mut self.conn {
-            conn.open(stream, Op::Stdin(key));
+            conn.open(stream, op);
         }
         Ok(())
+    }
+
+    /// DATA for a standard input that is closed already.
+    pub(super) fn unwanted_input(&mut self, stream: u32) {
+        if let Some(conn) = &mut self.conn {
+            conn.refuse(stream, &no_input());
+        }
+    }
+
+    /// The end of a standard input that is closed already.
+    pub(super) fn closed_again(&mut self, stream: u32) {
+        if let Some(conn) = &mut self.conn {
+            conn.result(stream, &proto::Written { written: 0 });
+        }
     }
 
     pub(super) fn input_data(&mut self, key: u64, payload: &[u8]) {
@@ -1210,6 +1258,10 @@ impl Server {
             conn.result(stream.id, &proto::Written { written: stream.written });
         }
     }
+}
+
+fn no_input() -> Refusal {
+    Refusal::new(proto::CONFLICT, "it has no open standard input")
 }
 
 pub(super) fn now() -> f64 {

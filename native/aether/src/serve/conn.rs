@@ -22,6 +22,8 @@ pub(super) enum Op {
     Wait(u64, Option<Copying>),
     Attach(Reader),
     Stdin(u64),
+    /// `stdin` that says once more that there is no more, to one that is closed.
+    ClosedStdin,
     Kill(u64),
     Work(Box<Work>),
     Relay(Box<Relay>),

@@ -70,7 +70,9 @@ impl Server {
         let args: ConnectArgs = proto::unpack(payload)?;
         let host = match args.host.as_deref() {
             None | Some("" | "localhost") => IpAddr::V4(Ipv4Addr::LOCALHOST),
-            Some(host) => host.parse().map_err(|_| Refusal::invalid("host must be a numeric address"))?,
+            Some(host) => {
+                host.parse().map_err(|_| Refusal::invalid("host must be a numeric address"))?
+            }
         };
         let address = SocketAddr::new(host, args.port);
         let family = if host.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
@@ -133,7 +135,12 @@ impl Server {
         outcome
     }
 
-    fn relay_with(&mut self, id: u32, relay: &mut Relay, buffer: &mut Vec<u8>) -> Result<bool, Refusal> {
+    fn relay_with(
+        &mut self,
+        id: u32,
+        relay: &mut Relay,
+        buffer: &mut Vec<u8>,
+    ) -> Result<bool, Refusal> {
         let Some(conn) = &mut self.conn else { return Ok(true) };
         let mut interest = Interest::ONESHOT;
         if !relay.connected {
@@ -194,9 +201,14 @@ impl Server {
 fn no_port(port: u16, errno: Errno) -> Refusal {
     let refusal = Refusal::new(proto::NOT_FOUND, format!("nothing answers at the port: {errno}"));
     let refusal = refusal.kind("port").errno(errno.raw_os_error());
-    if port == 0 { refusal } else { refusal.path(port.to_string().as_bytes()) }
+    if port == 0 {
+        refusal
+    } else {
+        refusal.path(port.to_string().as_bytes())
+    }
 }
 
 fn reset(errno: Errno) -> Refusal {
-    Refusal::new(proto::CANCELLED, format!("the connection broke: {errno}")).errno(errno.raw_os_error())
+    Refusal::new(proto::CANCELLED, format!("the connection broke: {errno}"))
+        .errno(errno.raw_os_error())
 }

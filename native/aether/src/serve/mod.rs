@@ -63,7 +63,11 @@ fn serve(handover: Handover, door: Option<Door>) -> ! {
 /// Descriptors 0 to 2 are overwritten in every command: nothing of ours may have such a number.
 fn move_up(handover: Handover) -> io::Result<Handover> {
     let up = |fd: OwnedFd| -> io::Result<OwnedFd> {
-        if fd.as_raw_fd() > 2 { Ok(fd) } else { Ok(rustix::io::fcntl_dupfd_cloexec(&fd, 3)?) }
+        if fd.as_raw_fd() > 2 {
+            Ok(fd)
+        } else {
+            Ok(rustix::io::fcntl_dupfd_cloexec(&fd, 3)?)
+        }
     };
     Ok(Handover {
         spec: handover.spec,
@@ -130,7 +134,7 @@ const PLAIN: Plain = Plain {
     upper: "",
     work: "",
     socket: "",
-    seccomp: "unconfined",
+    seccomp: "none",
     default_timeout_s: 3600.0,
     max_timeout_s: 86400.0,
     output_limit_bytes: 1 << 20,
@@ -179,7 +183,8 @@ impl Options {
             (None, None) => return Err(io::ErrorKind::InvalidInput.into()),
         };
         let flags = OFlags::WRONLY | OFlags::CLOEXEC;
-        let tasks = self.work_v1.iter().map(|path| Ok(rustix::fs::open(path, flags, Mode::empty())?));
+        let tasks =
+            self.work_v1.iter().map(|path| Ok(rustix::fs::open(path, flags, Mode::empty())?));
         let work_v1 = tasks.collect::<io::Result<_>>()?;
         let work_v2 = self.work_v2.map(|path| open_directory(&path)).transpose()?;
         Ok((Handover { spec, confinement, listener, work_v2, work_v1 }, door))

@@ -85,8 +85,13 @@ impl Refusal {
             libc::EACCES | libc::EPERM | libc::EROFS => DENIED,
             libc::EEXIST | libc::ENOTEMPTY | libc::EBUSY | libc::ETXTBSY => CONFLICT,
             libc::ENOSPC | libc::EDQUOT => FULL,
-            libc::ENOTDIR | libc::EISDIR | libc::ELOOP | libc::EINVAL | libc::ENAMETOOLONG
-            | libc::EFBIG | libc::ENXIO => INVALID,
+            libc::ENOTDIR
+            | libc::EISDIR
+            | libc::ELOOP
+            | libc::EINVAL
+            | libc::ENAMETOOLONG
+            | libc::EFBIG
+            | libc::ENXIO => INVALID,
             libc::EXDEV | libc::EOPNOTSUPP | libc::ENOSYS => UNSUPPORTED,
             _ => INTERNAL,
         };

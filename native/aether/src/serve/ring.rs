@@ -17,7 +17,10 @@ pub(crate) struct Ring {
 pub(crate) enum Piece<'a> {
     Data(&'a [u8]),
     /// Bytes that are gone: go on at `offset`.
-    Gap { offset: u64, dropped: u64 },
+    Gap {
+        offset: u64,
+        dropped: u64,
+    },
     /// Nothing yet.
     Nothing,
 }

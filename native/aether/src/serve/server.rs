@@ -9,9 +9,9 @@ use super::Handover;
 use crate::confine::Confinement;
 use crate::frame::{self, Broken, Header, Kind};
 use crate::spec::LaunchSpec;
+use crate::sys::memory;
 use crate::sys::poll::{child_signals, Interest, Poll};
 use crate::sys::process::{self, Reaped};
-use crate::sys::memory;
 use rustix::io::Errno;
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::io;
@@ -562,7 +562,7 @@ impl Server {
             Op::Work(work) => self.step_work(id, work),
             Op::Relay(relay) => self.step_relay(id, relay),
             Op::SessionOpen(key) => self.step_session_open(id, key),
-            Op::Stdin(_) | Op::SessionClose | Op::Shutdown => Some(op),
+            Op::Stdin(_) | Op::ClosedStdin | Op::SessionClose | Op::Shutdown => Some(op),
         }
     }
 
@@ -574,6 +574,7 @@ impl Server {
                 let key = *key;
                 self.input_data(key, payload);
             }
+            Some(Op::ClosedStdin) if !payload.is_empty() => self.unwanted_input(id),
             Some(Op::Work(work)) => {
                 work.take_data(payload);
                 conn.poke(id);
@@ -595,6 +596,7 @@ impl Server {
                 let key = *key;
                 self.input_end(key);
             }
+            Some(Op::ClosedStdin) => self.closed_again(id),
             Some(Op::Work(work)) => {
                 work.take_end();
                 conn.poke(id);

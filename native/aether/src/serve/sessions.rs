@@ -38,6 +38,8 @@ pub(super) struct Session {
     /// The current command's, and which command the shell was told last.
     text: Vec<u8>,
     told: Option<u64>,
+    /// What the last command's status was to the shell.
+    last_code: i32,
     exec: Option<Exec>,
     report: Option<Pipe>,
     feed: Option<Pipe>,
@@ -90,8 +92,14 @@ fn quote(text: &[u8]) -> Vec<u8> {
 }
 
 /// What the shell is told to do. `command` keeps a syntax error in the text from ending the shell.
-fn script(text: &[u8], answers_at: i32, key: u64) -> Vec<u8> {
-    let mut script = b"command eval ".to_vec();
+/// First `$?` becomes what the text before left, and not the status of what was told in between; as a
+/// part of a list that is neither "set -e"'s nor a trap's business.
+fn script(text: &[u8], answers_at: i32, key: u64, before: i32) -> Vec<u8> {
+    let mut script = Vec::new();
+    if before != 0 {
+        script.extend_from_slice(format!("(command exit {before}) && :\n").as_bytes());
+    }
+    script.extend_from_slice(b"command eval ");
     script.extend_from_slice(&quote(text));
     let rest = format!(
         " </dev/null {answers_at}>&-\ncommand printf '%s %s\\n' {key} \"$?\" >&{answers_at}\n"
@@ -222,7 +230,8 @@ impl Server {
             match process::receive_progress(report.fd.as_fd()) {
                 Ok(Some(progress)) if progress.step == ExecStep::Trying => {
                     let exec = session.exec.as_ref();
-                    session.answers_at = exec.map_or(LOW, |e| e.extra_at(usize::from(progress.candidate)));
+                    session.answers_at =
+                        exec.map_or(LOW, |e| e.extra_at(usize::from(progress.candidate)));
                 }
                 Ok(Some(progress)) => {
                     let refusal = session.exec.as_ref().map_or_else(
@@ -271,11 +280,16 @@ impl Server {
     pub(super) fn start_in_session(&mut self, args: CommandArgs) -> Result<u64, Refusal> {
         let id = args.session.clone().unwrap_or_default();
         let session_key = self.session(&id)?;
-        if args.user.is_some() || args.pty.is_some() || args.input.is_some() || args.cwd.is_some()
+        if args.user.is_some()
+            || args.pty.is_some()
+            || args.input.is_some()
+            || args.cwd.is_some()
             || args.env.as_ref().is_some_and(|e| !e.is_empty())
             || args.stdin.as_deref().is_some_and(|s| s != "null")
         {
-            return Err(Refusal::invalid("a session's command has the session's user, directory, environment and no input"));
+            return Err(Refusal::invalid(
+                "a session's command has the session's user, directory, environment and no input",
+            ));
         }
         let text: Vec<u8> = match (&args.argv, &args.shell) {
             (None, Some(text)) => text.to_vec(),
@@ -287,7 +301,9 @@ impl Server {
         }
         let session = self.sessions.get(&session_key);
         if session.is_some_and(|s| s.current.is_some()) {
-            return Err(Refusal::new(proto::CONFLICT, format!("session {id} is busy")).kind("session"));
+            return Err(
+                Refusal::new(proto::CONFLICT, format!("session {id} is busy")).kind("session")
+            );
         }
         if session.is_some_and(|s| s.pid == 0) {
             self.start_shell(session_key)?;
@@ -319,7 +335,7 @@ impl Server {
             return;
         }
         session.told = Some(current);
-        session.pending = script(&session.text, session.answers_at, current);
+        session.pending = script(&session.text, session.answers_at, current, session.last_code);
         session.fed = 0;
         self.session_feed(key);
     }
@@ -403,7 +419,9 @@ impl Server {
         let Some(pipe) = &session.status else { return };
         let mut buffer = [0_u8; 512];
         match rustix::io::read(&pipe.fd, &mut buffer) {
-            Ok(size) if size > 0 => session.said.extend_from_slice(buffer.get(..size).unwrap_or(&[])),
+            Ok(size) if size > 0 => {
+                session.said.extend_from_slice(buffer.get(..size).unwrap_or(&[]));
+            }
             Err(Errno::AGAIN | Errno::INTR) => return,
             _ => {
                 // It closed what it answers on, or has become another program: it can never answer
@@ -426,6 +444,7 @@ impl Server {
             let which = words.next().and_then(|w| w.parse::<u64>().ok());
             let code = words.next().and_then(|w| w.parse::<i32>().ok());
             if let (Some(code), true) = (code, which.is_some() && which == session.current) {
+                session.last_code = code & 0xff;
                 self.drain_session(key);
                 if let Some(command) = which {
                     self.end_session_command(command, (code & 0xff) << 8, false);
@@ -477,6 +496,7 @@ impl Server {
         session.starting = false;
         session.exec = None;
         session.told = None;
+        session.last_code = 0;
         session.said.clear();
         session.pending = Vec::new();
         let [out, err] = &mut session.pipes;
@@ -600,6 +620,7 @@ fn new_session(id: String, args: SessionArgs) -> Session {
         answers_at: LOW,
         text: Vec::new(),
         told: None,
+        last_code: 0,
         exec: None,
         report: None,
         feed: None,
@@ -624,19 +645,33 @@ mod tests {
     #[test]
     fn quotes_anything() {
         assert_eq!(quote(b"it's\n\\ \xff"), b"'it'\\''s\n\\ \xff'");
-        let text = script(b"echo 'a'", 63, 7);
+        let text = script(b"echo 'a'", 63, 7, 0);
         let wanted = "command eval 'echo '\\''a'\\''' </dev/null 63>&-\n\
             command printf '%s %s\\n' 7 \"$?\" >&63\n";
         assert_eq!(String::from_utf8_lossy(&text), wanted);
+        let text = script(b"echo 'a'", 63, 7, 3);
+        assert_eq!(String::from_utf8_lossy(&text), format!("(command exit 3) && :\n{wanted}"));
     }
 
     #[test]
     fn knows_what_would_go_on() {
-        for text in ["sleep 100", " sleep 100\n", "cd /x && make test", "a | b", "A=1 sleep 9 >x 2>y"] {
+        for text in
+            ["sleep 100", " sleep 100\n", "cd /x && make test", "a | b", "A=1 sleep 9 >x 2>y"]
+        {
             assert!(stops_when_killed(text.as_bytes()), "{text}");
         }
-        for text in ["sleep 9; rm x", "sleep 9\nrm x", "sleep 9 || rm x", "sleep 9 & rm x",
-            "while :; do a; done", "(a)", "$(a) b", "`a` b", "! a && b", "a 2>&1 & b"] {
+        for text in [
+            "sleep 9; rm x",
+            "sleep 9\nrm x",
+            "sleep 9 || rm x",
+            "sleep 9 & rm x",
+            "while :; do a; done",
+            "(a)",
+            "$(a) b",
+            "`a` b",
+            "! a && b",
+            "a 2>&1 & b",
+        ] {
             assert!(!stops_when_killed(text.as_bytes()), "{text}");
         }
     }

@@ -140,7 +140,11 @@ impl Accounts {
             return Some(User {
                 name: found.name.to_vec(),
                 home: if found.home.is_empty() { b"/".to_vec() } else { found.home.to_vec() },
-                shell: if found.shell.is_empty() { b"/bin/sh".to_vec() } else { found.shell.to_vec() },
+                shell: if found.shell.is_empty() {
+                    b"/bin/sh".to_vec()
+                } else {
+                    found.shell.to_vec()
+                },
                 ids: Ids { uid: found.uid, gid: found.gid, groups: Vec::new() },
             });
         }
@@ -155,7 +159,8 @@ impl Accounts {
     }
 
     pub(crate) fn user_name(&self, uid: u32) -> String {
-        self.find(|e| e.uid == uid).map_or_else(String::new, |e| String::from_utf8_lossy(e.name).into())
+        self.find(|e| e.uid == uid)
+            .map_or_else(String::new, |e| String::from_utf8_lossy(e.name).into())
     }
 
     pub(crate) fn group_name(&self, gid: u32) -> String {
@@ -171,7 +176,8 @@ mod tests {
     const PASSWD: &str = "root:x:0:0:root:/root:/bin/bash\nbroken\n:x:1:1::/:\nbad:x:-1:0::/:\n\
         big:x:4294967296:0::/:\nann:x:1000:1000:,,,:/home/ann:/bin/sh\nbare:x:7:8\n\
         far:x:70000:0::/:\n";
-    const GROUP: &str = "root:x:0:\nann:x:1000:\ndocker:x:50:bob,ann\nvideo:x:44:ann\nbad\nx:y:z:ann\n";
+    const GROUP: &str =
+        "root:x:0:\nann:x:1000:\ndocker:x:50:bob,ann\nvideo:x:44:ann\nbad\nx:y:z:ann\n";
 
     fn ids(text: &str) -> Option<(u32, u32, Vec<u32>)> {
         let user = Accounts::from_text(PASSWD, GROUP).resolve(text).ok()?;
@@ -191,7 +197,9 @@ mod tests {
 
     #[test]
     fn refuses_what_is_not_there() {
-        for text in ["", "nobody-here", "ann:", "ann:nope", "bad", "big", "far", "70000", "-1", "broken"] {
+        for text in
+            ["", "nobody-here", "ann:", "ann:nope", "bad", "big", "far", "70000", "-1", "broken"]
+        {
             assert_eq!(ids(text), None, "{text}");
         }
     }

@@ -146,12 +146,21 @@ impl Server {
         }
     }
 
-    pub(super) fn file_method(&mut self, id: u32, method: &str, payload: &[u8]) -> Result<(), Refusal> {
+    pub(super) fn file_method(
+        &mut self,
+        id: u32,
+        method: &str,
+        payload: &[u8],
+    ) -> Result<(), Refusal> {
         let Some(method) = files::method(method) else {
             return Err(Refusal::new(proto::UNSUPPORTED, format!("no method {method}")));
         };
         let args: FileArgs = proto::unpack(payload)?;
-        let user = if method == files::Method::Processes { Some("root") } else { args.user.as_ref().map(|u| u.0.as_str()) };
+        let user = if method == files::Method::Processes {
+            Some("root")
+        } else {
+            args.user.as_ref().map(|u| u.0.as_str())
+        };
         let user = self.user(user)?;
         for path in [Some(&args.path), args.to.as_ref()].into_iter().flatten() {
             if path.contains(&0) {
@@ -224,7 +233,9 @@ impl Server {
             }
             let header = if left > 0 { Ok(None) } else { frame::parse(available) };
             let payload = match &header {
-                Ok(Some(head)) if head.kind != Kind::Data => available.get(frame::HEADER..frame::HEADER + head.size),
+                Ok(Some(head)) if head.kind != Kind::Data => {
+                    available.get(frame::HEADER..frame::HEADER + head.size)
+                }
                 _ => Some(&[][..]),
             };
             match (header, payload) {
@@ -235,7 +246,9 @@ impl Server {
                             work.at += frame::HEADER;
                             continue;
                         }
-                        Kind::Event | Kind::Result | Kind::Error => conn.push(head.kind, id, frame::MAIN, payload),
+                        Kind::Event | Kind::Result | Kind::Error => {
+                            conn.push(head.kind, id, frame::MAIN, payload);
+                        }
                         Kind::End => conn.push(Kind::End, id, head.channel, b""),
                         _ => {}
                     }
@@ -258,13 +271,19 @@ impl Server {
                         break;
                     }
                     Fill::Closed => {
-                        conn.refuse(id, &Refusal::new(proto::INTERNAL, "the worker for this was killed"));
+                        conn.refuse(
+                            id,
+                            &Refusal::new(proto::INTERNAL, "the worker for this was killed"),
+                        );
                         self.unwatch(&work.socket, work.token);
                         return None;
                     }
                 },
                 (Err(_), _) => {
-                    conn.refuse(id, &Refusal::new(proto::INTERNAL, "the worker for this is broken"));
+                    conn.refuse(
+                        id,
+                        &Refusal::new(proto::INTERNAL, "the worker for this is broken"),
+                    );
                     self.abandon_work(*work);
                     return None;
                 }

@@ -274,7 +274,12 @@ pub(crate) struct Exec {
 }
 
 impl Exec {
-    pub(crate) fn new(candidates: Vec<Candidate>, env: Vec<CString>, cwd: CString, ids: Ids) -> Self {
+    pub(crate) fn new(
+        candidates: Vec<Candidate>,
+        env: Vec<CString>,
+        cwd: CString,
+        ids: Ids,
+    ) -> Self {
         let pointers = pointers(&env);
         Self {
             candidates,
@@ -296,7 +301,8 @@ impl Exec {
     /// The program's name as it was asked for, for messages.
     pub(crate) fn name(&self) -> &CStr {
         let first = self.candidates.first();
-        let first = first.and_then(|c| if c.paths.len() > 1 { c.words.first() } else { c.paths.first() });
+        let first =
+            first.and_then(|c| if c.paths.len() > 1 { c.words.first() } else { c.paths.first() });
         first.map_or(c"", |name| name.as_c_str())
     }
 }
@@ -391,9 +397,8 @@ pub(crate) fn execute(
         at(ExecStep::Streams, give_streams(exec.stdio));
     }
     // SAFETY: takes integers. Marks, not closes: the channel stays until exec.
-    let _ = unsafe {
-        libc::syscall(libc::SYS_close_range, 3_u32, u32::MAX, libc::CLOSE_RANGE_CLOEXEC)
-    };
+    let _ =
+        unsafe { libc::syscall(libc::SYS_close_range, 3_u32, u32::MAX, libc::CLOSE_RANGE_CLOEXEC) };
     // SAFETY: takes an integer.
     let _ = unsafe { libc::umask(0o022) };
     at(ExecStep::Confine, confine());
@@ -413,7 +418,13 @@ fn give_streams(stdio: [RawFd; 3]) -> io::Result<()> {
     Ok(())
 }
 
-fn give_terminal(exec: &Exec, channel: RawFd, devpts: RawFd, rows: u16, cols: u16) -> io::Result<()> {
+fn give_terminal(
+    exec: &Exec,
+    channel: RawFd,
+    devpts: RawFd,
+    rows: u16,
+    cols: u16,
+) -> io::Result<()> {
     // The terminal belongs to whom the file system thinks is calling; from an unmapped id there is
     // no other way to give it away. Nothing needs to go back: the child becomes this user anyway.
     // SAFETY: takes an integer.

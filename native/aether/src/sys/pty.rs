@@ -17,7 +17,8 @@ pub(crate) fn set_size(terminal: BorrowedFd<'_>, rows: u16, cols: u16) -> io::Re
 
 /// Open a new terminal: (master, slave). Allocates nothing: used between clone and exec.
 pub(crate) fn open(devpts: RawFd) -> io::Result<(RawFd, RawFd)> {
-    let flags = libc::O_RDWR | libc::O_NOCTTY | libc::O_NOFOLLOW | libc::O_CLOEXEC | libc::O_NONBLOCK;
+    let flags =
+        libc::O_RDWR | libc::O_NOCTTY | libc::O_NOFOLLOW | libc::O_CLOEXEC | libc::O_NONBLOCK;
     // SAFETY: a NUL-terminated constant name; no mode is needed without O_CREAT.
     let master = unsafe { libc::openat(devpts, c"ptmx".as_ptr(), flags) };
     if master < 0 {

@@ -1,6 +1,7 @@
 //! `tar_out` and `tar_in`. Every step into the tree is relative to a descriptor: names in an archive
 //! and symbolic links in the tree decide nothing about where a file ends up outside of `path`.
 
+use super::pax::PlainHeaders;
 use super::{Answer, Channel, Request, Stop};
 use crate::serve::proto::{pack, Refusal, UNSUPPORTED};
 use rustix::fs::{
@@ -254,8 +255,11 @@ impl Unpacker {
 
     fn own(&self, dir: &OwnedFd, name: &OsStr, header: &Header) -> io::Result<()> {
         if self.is_root {
-            let id = |n: io::Result<u64>| n.ok().and_then(|n| u32::try_from(n).ok()).filter(|n| *n < u32::MAX);
-            let (uid, gid) = (id(header.uid()).map(Uid::from_raw), id(header.gid()).map(Gid::from_raw));
+            let id = |n: io::Result<u64>| {
+                n.ok().and_then(|n| u32::try_from(n).ok()).filter(|n| *n < u32::MAX)
+            };
+            let (uid, gid) =
+                (id(header.uid()).map(Uid::from_raw), id(header.gid()).map(Gid::from_raw));
             match rustix::fs::chownat(dir, name, uid, gid, AtFlags::SYMLINK_NOFOLLOW) {
                 // An id that does not exist in the sandbox: the file stays root's.
                 Ok(()) | Err(Errno::INVAL) => {}
@@ -293,7 +297,8 @@ impl Unpacker {
                     // One that is there is used; a link to one stays a link.
                     Err(Errno::EXIST) => {
                         let place = parent.join(last);
-                        self.open(&place, OFlags::PATH | OFlags::DIRECTORY).map_err(|e| at(e.into()))?;
+                        self.open(&place, OFlags::PATH | OFlags::DIRECTORY)
+                            .map_err(|e| at(e.into()))?;
                     }
                     Err(errno) => return Err(at(errno.into())),
                 }
@@ -302,7 +307,11 @@ impl Unpacker {
                 return Ok(true);
             }
             EntryType::Regular | EntryType::Continuous | EntryType::GNUSparse => {
-                let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+                let flags = OFlags::WRONLY
+                    | OFlags::CREATE
+                    | OFlags::EXCL
+                    | OFlags::NOFOLLOW
+                    | OFlags::CLOEXEC;
                 let fd = rustix::fs::openat(&dir, last, flags, Mode::from_raw_mode(0o600));
                 let mut file = File::from(fd.map_err(|e| at(e.into()))?);
                 io::copy(entry, &mut file).map_err(at)?;
@@ -311,18 +320,23 @@ impl Unpacker {
             }
             EntryType::Symlink => {
                 let target = entry.link_name_bytes().unwrap_or_default().into_owned();
-                rustix::fs::symlinkat(OsStr::from_bytes(&target), &dir, last).map_err(|e| at(e.into()))?;
+                rustix::fs::symlinkat(OsStr::from_bytes(&target), &dir, last)
+                    .map_err(|e| at(e.into()))?;
                 self.own(&dir, last, &header).map_err(at)?;
             }
             EntryType::Link => {
                 let target = entry.link_name_bytes().unwrap_or_default().into_owned();
                 let Some((place, target)) = safe_name(&target)? else { return Ok(false) };
-                let place = self.open(&place, OFlags::PATH | OFlags::DIRECTORY).map_err(|e| at(e.into()))?;
-                rustix::fs::linkat(&place, target, &dir, last, AtFlags::empty()).map_err(|e| at(e.into()))?;
+                let place = self
+                    .open(&place, OFlags::PATH | OFlags::DIRECTORY)
+                    .map_err(|e| at(e.into()))?;
+                rustix::fs::linkat(&place, target, &dir, last, AtFlags::empty())
+                    .map_err(|e| at(e.into()))?;
                 return Ok(true);
             }
             EntryType::Fifo => {
-                let node = rustix::fs::mknodat(&dir, last, FileType::Fifo, Mode::from_raw_mode(mode), 0);
+                let node =
+                    rustix::fs::mknodat(&dir, last, FileType::Fifo, Mode::from_raw_mode(mode), 0);
                 node.map_err(|e| at(e.into()))?;
                 self.own(&dir, last, &header).map_err(at)?;
             }
@@ -356,7 +370,9 @@ enum Unpacked {
 impl Unpacked {
     fn at(name: &[u8], error: io::Error) -> Self {
         match error.raw_os_error() {
-            Some(libc::EXDEV) => Self::Refused(Refusal::invalid("it leads out of the directory").path(name)),
+            Some(libc::EXDEV) => {
+                Self::Refused(Refusal::invalid("it leads out of the directory").path(name))
+            }
             Some(_) => Self::Refused(Refusal::file("tar_in", name, &error)),
             None => Self::Failed(error),
         }
@@ -395,12 +411,14 @@ pub(super) fn tar_in(request: &Request, channel: &Channel) -> Answer {
             Ok(pack(&Entries { entries }))
         }
         Err(Unpacked::Refused(refusal)) => Err(refusal.into()),
-        Err(Unpacked::Failed(error)) => Err(Refusal::invalid(format!("not a tar archive: {error}")).into()),
+        Err(Unpacked::Failed(error)) => {
+            Err(Refusal::invalid(format!("not a tar archive: {error}")).into())
+        }
     }
 }
 
 fn unpack(unpacker: &mut Unpacker, incoming: &mut Incoming<'_>) -> Result<u64, Unpacked> {
-    let mut archive = Archive::new(incoming);
+    let mut archive = Archive::new(PlainHeaders::new(incoming));
     let mut count = 0;
     for entry in archive.entries().map_err(Unpacked::Failed)? {
         let mut entry = entry.map_err(Unpacked::Failed)?;

@@ -1,6 +1,7 @@
 //! File methods, inside a worker: blocking code, ordinary calls, the user's own permissions.
 
 mod archive;
+mod pax;
 mod transfer;
 mod tree;
 mod watch;

@@ -63,7 +63,8 @@ fn destination(path: PathBuf) -> Result<PathBuf, Refusal> {
             return Ok(path);
         }
         let target = path.read_link();
-        let target = target.map_err(|e| Refusal::file("readlink", path.as_os_str().as_bytes(), &e))?;
+        let target =
+            target.map_err(|e| Refusal::file("readlink", path.as_os_str().as_bytes(), &e))?;
         path = path.parent().unwrap_or(Path::new("/")).join(target);
     }
     let error = std::io::Error::from_raw_os_error(libc::ELOOP);
@@ -99,7 +100,8 @@ pub(super) fn write(request: &Request, channel: &Channel, accounts: &Accounts) -
     }
     if old.is_some() {
         // Replacing asks the directory; writing asks the file too.
-        let access = rustix::fs::accessat(rustix::fs::CWD, &path, Access::WRITE_OK, AtFlags::empty());
+        let access =
+            rustix::fs::accessat(rustix::fs::CWD, &path, Access::WRITE_OK, AtFlags::empty());
         access.map_err(|e| fail("open")(e.into()))?;
     }
     let append = args.append.unwrap_or(false);
@@ -134,7 +136,9 @@ fn receive_all(
 fn check(request: &Request, digest: &str, shown: &[u8]) -> Result<(), Refusal> {
     match &request.args.sha256 {
         Some(wanted) if !wanted.eq_ignore_ascii_case(digest) => {
-            Err(Refusal::new(CONFLICT, format!("its sha256 is {digest}")).kind("sha256").path(shown))
+            Err(Refusal::new(CONFLICT, format!("its sha256 is {digest}"))
+                .kind("sha256")
+                .path(shown))
         }
         _ => Ok(()),
     }

@@ -47,7 +47,11 @@ impl Batch<'_> {
         self.count += 1;
         self.bytes += info.len();
         self.entries.push(ByteBuf::from(info));
-        if self.bytes > 32 * 1024 { self.flush() } else { Ok(()) }
+        if self.bytes > 32 * 1024 {
+            self.flush()
+        } else {
+            Ok(())
+        }
     }
 
     fn flush(&mut self) -> Result<(), Stop> {
@@ -135,7 +139,8 @@ pub(super) fn rename(request: &Request, accounts: &Accounts) -> Answer {
 fn parent_of(path: &Path) -> Result<(OwnedFd, CString), Refusal> {
     let shown = path.as_os_str().as_bytes();
     let name = path.file_name().ok_or_else(|| Refusal::invalid("it has no name").path(shown))?;
-    let name = CString::new(name.as_bytes()).map_err(|_| Refusal::invalid("path holds a NUL byte"))?;
+    let name =
+        CString::new(name.as_bytes()).map_err(|_| Refusal::invalid("path holds a NUL byte"))?;
     let parent = path.parent().filter(|p| !p.as_os_str().is_empty());
     let parent = parent.map_or_else(|| PathBuf::from("/"), Path::to_path_buf);
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
@@ -193,4 +198,3 @@ fn remove_at(
     *removed += 1;
     Ok(())
 }
-

@@ -46,7 +46,8 @@ const WANTED: WatchFlags = WatchFlags::CREATE
 impl Watcher<'_> {
     fn add(&mut self, place: &Path) -> Result<(), std::io::Error> {
         // Joining nothing would put a slash behind a file's name.
-        let path = if place.as_os_str().is_empty() { self.root.clone() } else { self.root.join(place) };
+        let path =
+            if place.as_os_str().is_empty() { self.root.clone() } else { self.root.join(place) };
         let mut flags = WANTED;
         if !place.as_os_str().is_empty() {
             flags |= WatchFlags::DONT_FOLLOW | WatchFlags::ONLYDIR;
@@ -66,7 +67,11 @@ impl Watcher<'_> {
     fn add_below(&mut self, place: &Path, tell: bool) -> Result<(), Stop> {
         let mut open = vec![place.to_path_buf()];
         while let Some(place) = open.pop() {
-            let path = if place.as_os_str().is_empty() { self.root.clone() } else { self.root.join(&place) };
+            let path = if place.as_os_str().is_empty() {
+                self.root.clone()
+            } else {
+                self.root.join(&place)
+            };
             let Ok(entries) = fs::read_dir(path) else { continue };
             for entry in entries.flatten() {
                 let below = place.join(entry.file_name());
@@ -114,7 +119,8 @@ impl Watcher<'_> {
         ];
         // A directory's own attributes are told by its parent as well.
         let twice = name.is_none() && !is_root;
-        if let (Some((_, event)), false) = (known.iter().find(|(f, _)| flags.intersects(*f)), twice) {
+        if let (Some((_, event)), false) = (known.iter().find(|(f, _)| flags.intersects(*f)), twice)
+        {
             self.tell(&path, event)?;
         }
         let new = flags.intersects(ReadFlags::CREATE | ReadFlags::MOVED_TO);
@@ -129,7 +135,8 @@ pub(super) fn watch(request: &Request, channel: &Channel) -> Answer {
     let root = request.path();
     let shown = root.as_os_str().as_bytes().to_vec();
     let fail = |e: std::io::Error| Refusal::file("watch", &shown, &e);
-    let notify = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK).map_err(|e| fail(e.into()))?;
+    let notify =
+        inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK).map_err(|e| fail(e.into()))?;
     let recursive = request.args.recursive.unwrap_or(false);
     let mut watcher = Watcher { notify, root, recursive, places: HashMap::new(), channel };
     watcher.add(Path::new("")).map_err(fail)?;
