@@ -1,12 +1,13 @@
 //! PID 1 of a sandbox: one channel to the edge, commands, sessions, files; words in spec/frames.md.
 //!
-//! Start reading at `server.rs` (the loop), then `commands.rs`. Whatever may block runs in a forked
-//! child: a command, or a worker (`worker.rs`, `files/`).
+//! Start reading at `server.rs` (the loop), then `edge.rs` and `streams.rs` (requests), `commands/`.
+//! Whatever may block runs in a forked child: a command, or a worker (`worker.rs`, `files/`).
 
 mod cgroup;
 mod commands;
 mod conn;
 mod connect;
+mod edge;
 mod files;
 mod hunt;
 mod processes;
@@ -14,6 +15,8 @@ mod proto;
 mod ring;
 mod server;
 mod sessions;
+mod shutdown;
+mod streams;
 mod users;
 mod worker;
 

@@ -1,7 +1,8 @@
 //! File methods, inside a worker: blocking code, ordinary calls, the user's own permissions.
 
-mod archive;
 mod pax;
+mod tar_in;
+mod tar_out;
 mod transfer;
 mod tree;
 mod watch;
@@ -19,6 +20,12 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
+
+/// The answer of both archive methods.
+#[derive(Debug, Serialize)]
+struct Entries {
+    entries: u64,
+}
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Method {
@@ -179,8 +186,8 @@ pub(super) fn work(request: &Request, channel: &Channel, accounts: &Accounts) {
         Method::Move => tree::rename(request, accounts),
         Method::Remove => tree::remove(request),
         Method::Watch => watch::watch(request, channel),
-        Method::TarOut => archive::tar_out(request, channel),
-        Method::TarIn => archive::tar_in(request, channel),
+        Method::TarOut => tar_out::tar_out(request, channel),
+        Method::TarIn => tar_in::tar_in(request, channel),
         Method::Processes => super::processes::list(channel),
     };
     let _ = match answer {

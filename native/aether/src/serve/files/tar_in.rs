@@ -1,42 +1,20 @@
-//! `tar_out` and `tar_in`. Every step into the tree is relative to a descriptor: names in an archive
+//! `tar_in`: a tar stream into a tree. Every step is relative to a descriptor: names in the archive
 //! and symbolic links in the tree decide nothing about where a file ends up outside of `path`.
 
 use super::pax::PlainHeaders;
-use super::{Answer, Channel, Request, Stop};
+use super::{Answer, Channel, Entries, Request, Stop};
 use crate::serve::proto::{pack, Refusal, UNSUPPORTED};
 use rustix::fs::{
-    AtFlags, Dir, FileType, Gid, Mode, OFlags, ResolveFlags, Stat, Timespec, Timestamps, Uid, CWD,
+    AtFlags, FileType, Gid, Mode, OFlags, ResolveFlags, Timespec, Timestamps, Uid, CWD,
 };
 use rustix::io::Errno;
-use serde::Serialize;
-use std::collections::HashMap;
 use std::ffi::OsStr;
 use std::fs::File;
-use std::io::{self, BufWriter, Read, Write};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::io::{self, Read};
+use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
-use tar::{Archive, Builder, EntryType, Header};
-
-#[derive(Debug, Serialize)]
-struct Entries {
-    entries: u64,
-}
-
-/// The archive as DATA.
-struct Outgoing<'a>(&'a Channel);
-
-impl Write for Outgoing<'_> {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        let part = bytes.get(..bytes.len().min(128 * 1024)).unwrap_or(&[]);
-        self.0.data(part)?;
-        Ok(part.len())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-}
+use tar::{Archive, EntryType, Header};
 
 /// The archive as it comes in.
 struct Incoming<'a> {
@@ -63,145 +41,6 @@ impl Read for Incoming<'_> {
         self.at += size;
         Ok(size)
     }
-}
-
-/// A file that has changed its size since its header was written still fills exactly that size.
-struct Exactly<R> {
-    inner: R,
-    left: u64,
-}
-
-impl<R: Read> Read for Exactly<R> {
-    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
-        let want = usize::try_from(self.left).unwrap_or(usize::MAX).min(into.len());
-        let Some(into) = into.get_mut(..want) else { return Ok(0) };
-        let mut size = self.inner.read(into)?;
-        if size == 0 {
-            into.fill(0);
-            size = want;
-        }
-        self.left -= u64::try_from(size).unwrap_or(0);
-        Ok(size)
-    }
-}
-
-struct Packer<'a> {
-    out: Builder<BufWriter<Outgoing<'a>>>,
-    entries: u64,
-    /// First name of every file that has more than one.
-    links: HashMap<(u64, u64), PathBuf>,
-}
-
-fn header_of(stat: &Stat, kind: EntryType, size: u64) -> Header {
-    let mut header = Header::new_gnu();
-    header.set_entry_type(kind);
-    header.set_mode(stat.st_mode & 0o7777);
-    header.set_uid(u64::from(stat.st_uid));
-    header.set_gid(u64::from(stat.st_gid));
-    header.set_mtime(u64::try_from(stat.st_mtime).unwrap_or(0));
-    header.set_size(size);
-    header
-}
-
-impl Packer<'_> {
-    /// One name in a directory, and all below it.
-    fn add(&mut self, dir: BorrowedFd<'_>, name: &OsStr, path: &Path) -> io::Result<()> {
-        let stat = match rustix::fs::statat(dir, name, AtFlags::SYMLINK_NOFOLLOW) {
-            Ok(stat) => stat,
-            // Gone since the directory was read.
-            Err(Errno::NOENT) => return Ok(()),
-            Err(errno) => return Err(errno.into()),
-        };
-        let kind = FileType::from_raw_mode(stat.st_mode);
-        self.entries += 1;
-        match kind {
-            FileType::Directory => {
-                let mut header = header_of(&stat, EntryType::Directory, 0);
-                self.out.append_data(&mut header, path, io::empty())?;
-                let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-                let fd = rustix::fs::openat(dir, name, flags, Mode::empty())?;
-                self.add_below(&fd, path)
-            }
-            FileType::Symlink => {
-                let target = rustix::fs::readlinkat(dir, name, Vec::new())?;
-                let mut header = header_of(&stat, EntryType::Symlink, 0);
-                self.out.append_link(&mut header, path, OsStr::from_bytes(target.to_bytes()))
-            }
-            FileType::RegularFile => self.add_file(dir, name, path, &stat),
-            FileType::Fifo => {
-                let mut header = header_of(&stat, EntryType::Fifo, 0);
-                self.out.append_data(&mut header, path, io::empty())
-            }
-            // Sockets mean nothing elsewhere; devices cannot be made again inside.
-            _ => {
-                self.entries -= 1;
-                Ok(())
-            }
-        }
-    }
-
-    fn add_file(
-        &mut self,
-        dir: BorrowedFd<'_>,
-        name: &OsStr,
-        path: &Path,
-        stat: &Stat,
-    ) -> io::Result<()> {
-        if stat.st_nlink > 1 {
-            if let Some(first) = self.links.get(&(stat.st_dev, stat.st_ino)) {
-                let mut header = header_of(stat, EntryType::Link, 0);
-                return self.out.append_link(&mut header, path, first);
-            }
-            self.links.insert((stat.st_dev, stat.st_ino), path.to_path_buf());
-        }
-        // Not a FIFO put in its place meanwhile: that would wait.
-        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
-        let file = File::from(rustix::fs::openat(dir, name, flags, Mode::empty())?);
-        let left = u64::try_from(stat.st_size).unwrap_or(0);
-        let mut header = header_of(stat, EntryType::Regular, left);
-        self.out.append_data(&mut header, path, Exactly { inner: file, left })
-    }
-
-    fn add_below(&mut self, dir: &OwnedFd, path: &Path) -> io::Result<()> {
-        let mut names = Vec::new();
-        for entry in Dir::read_from(dir)? {
-            let entry = entry?;
-            if !matches!(entry.file_name().to_bytes(), b"." | b"..") {
-                names.push(OsStr::from_bytes(entry.file_name().to_bytes()).to_owned());
-            }
-        }
-        names.sort_unstable();
-        for name in names {
-            self.add(dir.as_fd(), &name, &path.join(&name))?;
-        }
-        Ok(())
-    }
-}
-
-pub(super) fn tar_out(request: &Request, channel: &Channel) -> Answer {
-    let path = request.path();
-    let shown = path.as_os_str().as_bytes();
-    let fail = |e: io::Error| match e.raw_os_error() {
-        Some(libc::EPIPE) => Stop::Abandoned,
-        _ => Refusal::file("tar_out", shown, &e).into(),
-    };
-    let meta = path.metadata().map_err(fail)?;
-    let out = Builder::new(BufWriter::with_capacity(128 * 1024, Outgoing(channel)));
-    let mut packer = Packer { out, entries: 0, links: HashMap::new() };
-    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    if meta.is_dir() {
-        let dir = rustix::fs::open(&path, flags, Mode::empty()).map_err(|e| fail(e.into()))?;
-        packer.add_below(&dir, Path::new("")).map_err(fail)?;
-    } else {
-        let parent = path.parent().unwrap_or(Path::new("/"));
-        let dir = rustix::fs::open(parent, flags, Mode::empty()).map_err(|e| fail(e.into()))?;
-        let name = path.file_name().unwrap_or(OsStr::new(""));
-        packer.add(dir.as_fd(), name, Path::new(name)).map_err(fail)?;
-    }
-    let entries = packer.entries;
-    let mut out = packer.out.into_inner().map_err(fail)?;
-    out.flush().map_err(fail)?;
-    Ok(pack(&Entries { entries }))
 }
 
 /// The parts of an entry's name: nothing absolute, nothing upwards. None for the directory itself.
@@ -450,16 +289,5 @@ mod tests {
         for bad in [&b"/etc/passwd"[..], b"../x", b"a/../../x", b"a/..", b"..", b"a\0b"] {
             assert_eq!(name(bad), "!", "{bad:?}");
         }
-    }
-
-    #[test]
-    fn a_shrunken_file_fills_its_size() {
-        let mut out = Vec::new();
-        let mut reader = Exactly { inner: &b"abc"[..], left: 6 };
-        assert_eq!(reader.read_to_end(&mut out).ok(), Some(6));
-        assert_eq!(out, b"abc\0\0\0");
-        let mut out = Vec::new();
-        let mut reader = Exactly { inner: &b"abcdef"[..], left: 2 };
-        assert_eq!(reader.read_to_end(&mut out).ok(), Some(2));
     }
 }
