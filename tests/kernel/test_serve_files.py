@@ -223,6 +223,15 @@ def test_odd_names(client: Client, place: Path, name: bytes) -> None:
     assert client.call("remove", path=path[:-1] + b"Z") == {"removed": 1}
 
 
+def wrote(client: Client, path: Path, data: bytes) -> bool:
+    """Whether somebody read the FIFO by now."""
+    try:
+        write(client, path, data)
+    except Refused:
+        return False
+    return True
+
+
 def test_a_fifo_blocks_nobody(client: Client, place: Path) -> None:
     os.mkfifo(place / "fifo")
     waiting = client.open("read", path=str(place / "fifo"), length=100)
@@ -237,8 +246,11 @@ def test_a_fifo_blocks_nobody(client: Client, place: Path) -> None:
     assert caught.value.code == "cancelled"
     writing.end()
     writing.result()
+    with pytest.raises(Refused) as caught:
+        write(client, place / "fifo", b"nobody reads", atomic=False)
+    assert caught.value.code == "invalid_request"
     through = client.open("read", path=str(place / "fifo"), length=3)
-    write(client, place / "fifo", b"abcdef")
+    eventually(lambda: wrote(client, place / "fifo", b"abcdef"))
     assert through.finish()[2][0] == b"abc"
     eventually(lambda: len(client.call("processes")) == 1)
 
