@@ -524,6 +524,19 @@ async def test_a_layer_somebody_unmounted_is_mounted_again(
     assert len(mounts.mounts_under(place / "run")) == len(record.layers)
 
 
+async def test_a_file_system_that_cannot_carry_images_is_named(place: Path) -> None:
+    (place / "t.tar").write_bytes(Tar().dirs("old").data())
+    (place / "small").mkdir()
+    mounts.mount("tmpfs", place / "small", "tmpfs", mounts.MountFlag(0), "size=5m")
+    try:
+        async with ImageService(place / "small", place / "run") as images:
+            record = await imported(images, place / "t.tar")
+            with pytest.raises(Unsupported, match="small cannot carry images; keep the state"):
+                await images.mount(record, "sbx1")
+    finally:
+        mounts.umount(place / "small")
+
+
 async def test_layers_nobody_needs_go_with_the_next_import(
     images: ImageService, place: Path, layout: Path
 ) -> None:

@@ -3,13 +3,14 @@
 use super::{gone, info_of, Answer, Channel, FileInfo, Request, Stop};
 use crate::serve::proto::{pack, Refusal, CONFLICT};
 use crate::serve::users::Accounts;
-use rustix::fs::{Access, AtFlags, Gid, Mode, OFlags, Uid};
+use rustix::fs::{Access, AtFlags, Gid, Mode, OFlags, ResolveFlags, Uid, CWD};
 use serde::Serialize;
 use sha2::{Digest, Sha256};
 use std::ffi::OsString;
 use std::fmt::Write as _;
 use std::fs::{self, File, Metadata};
 use std::io::{Read, Seek, SeekFrom, Write};
+use std::os::fd::AsRawFd;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::FileTypeExt;
 use std::os::unix::fs::MetadataExt;
@@ -160,7 +161,8 @@ impl Drop for Temporary {
     }
 }
 
-fn temporary_name(path: &Path) -> PathBuf {
+/// A hidden name beside a path, for what is not whole yet.
+pub(super) fn temporary_name(path: &Path) -> PathBuf {
     let name = path.file_name().map_or(&b""[..], |n| n.as_bytes());
     let name = name.get(..name.len().min(200)).unwrap_or(b"");
     let unique = format!(".{:016x}.part", crate::serve::random());
@@ -218,8 +220,16 @@ fn write_through(request: &Request, channel: &Channel, path: &Path) -> Result<St
 
 /// Open without waiting for the other end of a FIFO: without a reader it is refused (ENXIO), without
 /// a writer it is at its end. What is read and written afterwards may wait as usual.
+///
+/// Never a file of this process itself: its memory map and its program are not the sandbox's.
 fn open_at_once(path: &Path, flags: OFlags, mode: Mode) -> std::io::Result<File> {
-    let fd = rustix::fs::open(path, flags | OFlags::NONBLOCK, mode)?;
+    let flags = flags | OFlags::NONBLOCK;
+    let fd = rustix::fs::openat2(CWD, path, flags, mode, ResolveFlags::NO_MAGICLINKS)?;
+    let place = rustix::fs::readlink(format!("/proc/self/fd/{}", fd.as_raw_fd()), Vec::new())?;
+    let own = format!("/proc/{}/", std::process::id());
+    if place.to_bytes().starts_with(own.as_bytes()) {
+        return Err(std::io::Error::from_raw_os_error(libc::EACCES));
+    }
     let status = rustix::fs::fcntl_getfl(&fd)?;
     rustix::fs::fcntl_setfl(&fd, status - OFlags::NONBLOCK)?;
     Ok(File::from(fd))
