@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Annotated, cast
+from typing import Annotated, cast, get_args
 
 import typer
 
@@ -69,7 +69,7 @@ async def run(
     Examples:
       dsec run debian
 
-      dsec run --rm -m 4G --allow pypi debian -- sh -c 'pip install rich && pytest'
+      dsec run --rm -m 4G -e CI=1 debian -- sh -c 'make && make test'
 
       dsec run --rm -it debian -- bash
     """
@@ -81,7 +81,7 @@ async def run(
     args = DSecContainerRunArgs(
         container_image=image,
         memory_limit_mb=parsing.memory_mb(memory),
-        cpu_cores_limit=cpus,
+        cpu_cores_limit=parsing.cores(cpus),
         pids_limit=pids,
         ttl_running_stop=parsing.seconds(ttl),
         max_lifetime_s=parsing.seconds(lifetime),
@@ -91,7 +91,7 @@ async def run(
         env=parsing.environment(env or []),
         hostname=hostname,
         labels=parsing.pairs(label or [], "label"),
-        backend=cast("Backend", backend),
+        backend=cast("Backend", parsing.one_of(get_args(Backend), backend, "--backend")),
     )
     async with client() as dsec:
         sandbox = await dsec.run_container(args, timeout=parsing.seconds(wait) or LONGEST_S)

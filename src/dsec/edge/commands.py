@@ -12,6 +12,7 @@ import msgspec
 from dsec.base.errors import DeadlineExceeded, InvalidRequest, Unavailable
 from dsec.base.ids import command_id, mint_command_id, mint_session_id, session_id
 from dsec.edge.channel import AetherChannel, Collected, Data
+from dsec.edge.charge import Charge
 from dsec.edge.lifecycle.owner import Owner
 from dsec.wire.frames import Channel
 from dsec.wire.sandbox import (
@@ -95,15 +96,15 @@ async def start(owner: Owner, spec: CommandSpec) -> CommandView:
     return await _ask(owner, "start", msgspec.to_builtins(checked(spec)), _view)
 
 
-async def run(owner: Owner, spec: CommandSpec) -> CommandResult:
-    """Run a command to its end; cancelled, the command goes on."""
+async def run(owner: Owner, spec: CommandSpec, charge: Charge | None = None) -> CommandResult:
+    """Run a command to its end; cancelled, the command goes on. `charge` holds its output."""
     args = msgspec.to_builtins(checked(spec))
-    return await _run(owner, "run", args, spec.timeout_s)
+    return await _run(owner, "run", args, spec.timeout_s, charge)
 
 
-async def result(owner: Owner, command: str) -> CommandResult:
-    """Wait for a command's end."""
-    return await _run(owner, "wait", {"command_id": command}, None)
+async def result(owner: Owner, command: str, charge: Charge | None = None) -> CommandResult:
+    """Wait for a command's end. `charge` holds its output."""
+    return await _run(owner, "wait", {"command_id": command}, None, charge)
 
 
 async def view(owner: Owner, command: str) -> CommandView:
@@ -135,7 +136,8 @@ async def feed(owner: Owner, command: str, data: AsyncIterator[bytes], *, eof: b
     """Write to a command's standard input as it takes it."""
     with owner.use() as channel:
         async with channel.open("stdin", {"command_id": command, "eof": eof}) as stream:
-            await stream.send_all(data)
+            # A command may take its time: the sandbox is in use for as long as it runs anyway.
+            await stream.send_all(data, stall_s=None)
             await stream.finish()
 
 
@@ -217,16 +219,20 @@ def judged(owner: Owner, command: CommandView, *, just_ended: bool = False) -> C
 
 
 async def _run(
-    owner: Owner, method: str, args: dict[str, Any], timeout_s: float | None
+    owner: Owner,
+    method: str,
+    args: dict[str, Any],
+    timeout_s: float | None,
+    charge: Charge | None,
 ) -> CommandResult:
     with owner.use() as channel:
         with deadline(min(timeout_s or RUN_MAX_S, RUN_MAX_S) + RUN_GRACE_S, "the command"):
-            answer = await channel.collect(method, args)
+            answer = await channel.collect(method, args, charge)
         ended = _result.decode(answer.result)
         if answer.data:
             lengths = _sent.decode(answer.result)
-            _fill(ended.stdout, answer.data.get(Channel.STDOUT), lengths.stdout)
-            _fill(ended.stderr, answer.data.get(Channel.STDERR), lengths.stderr)
+            _fill(ended.stdout, answer.data.pop(Channel.STDOUT, None), lengths.stdout)
+            _fill(ended.stderr, answer.data.pop(Channel.STDERR, None), lengths.stderr)
         judged(owner, ended, just_ended=True)
         return ended
 
@@ -236,7 +242,8 @@ def _fill(kept: Captured, data: bytearray | None, lengths: _Lengths) -> None:
     if data is None:
         return
     head = lengths.head_bytes or 0
-    kept.head, kept.tail = bytes(data[:head]), bytes(data[head:])
+    with memoryview(data) as whole:  # one copy: it may be large
+        kept.head, kept.tail = bytes(whole[:head]), bytes(whole[head:])
 
 
 def _event(item: dict[str, Any]) -> CommandEvent | None:

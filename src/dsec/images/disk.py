@@ -12,7 +12,7 @@ from pathlib import Path
 
 from dsec.base.errors import StorageFull
 
-_FULL = {errno.ENOSPC, errno.EDQUOT}
+FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
 @contextlib.contextmanager
@@ -25,7 +25,7 @@ def full_disk_named(where: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno in _FULL:
+        if error.errno in FULL:
             raise storage_full(where) from error
         raise
 

@@ -17,6 +17,7 @@ from starlette.types import ASGIApp
 from typing_extensions import override
 
 from dsec.base.errors import Conflict, InvalidRequest
+from dsec.main.protocol import BoundedProtocol
 
 BACKLOG = 4096
 KEEP_ALIVE_S = 75
@@ -99,7 +100,7 @@ async def serve(app: ASGIApp, listener: socket.socket, stop: anyio.Event) -> Non
         uvicorn.Config(
             app,
             loop="none",
-            http="httptools",
+            http=BoundedProtocol,
             ws="websockets-sansio",
             ws_max_size=16 << 20,
             ws_per_message_deflate=False,

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-import msgspec
 from msgspec import Meta, Struct, field
 
 from dsec.base.states import SandboxState, StopReason
@@ -272,8 +271,3 @@ class Usage(Struct, kw_only=True, omit_defaults=True):
     pids: int = 0
     oom_kills: int = 0
     disk_bytes: int = 0
-
-
-def encode_json(value: object) -> bytes:
-    """One message as JSON."""
-    return msgspec.json.encode(value)

@@ -33,6 +33,8 @@ from dsec.wire.sandbox import SandboxSpec, Usage
 
 logger = logging.getLogger("dsec.edge.container")
 
+KILL_PATIENCE_S, KILL_PAUSE_S = 10.0, 0.1
+
 
 @dataclass(frozen=True, kw_only=True)
 class ContainerConfig:
@@ -116,7 +118,10 @@ class ContainerBackend:
                 return known
         layout = detect(self._config.node, self._config.cgroup_parent)
         groups.prepare(layout)
-        file.write_bytes(msgspec.json.encode(layout))
+        # Whole or not at all: half a file would send the next edge to other groups than these.
+        scratch = file.with_name(".cgroups.json.new")
+        scratch.write_bytes(msgspec.json.encode(layout))
+        scratch.rename(file)
         return layout
 
     async def launch(self, record: SandboxRecord) -> None:
@@ -149,11 +154,25 @@ class ContainerBackend:
             raise
 
     async def kill(self, record: SandboxRecord) -> None:
-        """Kill its whole group."""
-        try:
-            await in_thread("cgroup", groups.kill, self._layout, record.id)
-        except TimeoutError as exc:
-            raise InternalError(str(exc)) from exc
+        """Kill its whole group.
+
+        Raises:
+            InternalError: some of it does not end.
+        """
+        await self._kill(record.id)
+
+    async def _kill(self, sandbox: str) -> None:
+        # Waited for without a thread: a few that hang in the kernel must not hold up the others.
+        until = anyio.current_time() + KILL_PATIENCE_S
+        while True:
+            try:
+                await in_thread("cgroup", groups.kill, self._layout, sandbox)
+            except TimeoutError as exc:
+                if anyio.current_time() > until:
+                    raise InternalError(str(exc)) from exc
+                await anyio.sleep(KILL_PAUSE_S)
+            else:
+                return
 
     async def clean(self, record: SandboxRecord) -> None:
         """Remove groups, socket and mounts."""
@@ -190,8 +209,12 @@ class ContainerBackend:
         for sandbox in await in_thread("cgroup", groups.sandboxes, self._layout):
             if sandbox in known:
                 continue
-            await in_thread("cgroup", groups.kill, self._layout, sandbox)
-            await in_thread("cgroup", groups.remove, self._layout, sandbox)
+            try:
+                await self._kill(sandbox)
+                await in_thread("cgroup", groups.remove, self._layout, sandbox)
+            except (InternalError, OSError):  # the others shall go all the same
+                logger.exception("a stray could not be removed", extra={"sandbox_id": sandbox})
+                continue
             await self._images.release(sandbox)
             removed.append(f"control groups of {sandbox}")
         return removed

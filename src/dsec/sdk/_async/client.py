@@ -133,7 +133,6 @@ class DSecClient:
         Raises:
             InvalidRequest: a value of `args` is wrong.
             NotFound: no such image.
-            QuotaExceeded: the project's quota does not allow it.
             CapacityUnavailable: no node could take it in time; nothing was started.
             StartFailed: it never ran; `details` say why.
             DeadlineExceeded: not within `timeout`; if it does start, nobody will use it, and it

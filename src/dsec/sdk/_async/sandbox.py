@@ -17,7 +17,7 @@ from dsec.sdk._async.command import Command, deadline_s
 from dsec.sdk._async.files import Files
 from dsec.sdk._async.session import Session
 from dsec.sdk._async.transport import PortStream
-from dsec.sdk.models import ExecResult, exec_result
+from dsec.sdk.models import ExecResult, exec_result, seconds
 from dsec.wire.sandbox import (
     CommandResult,
     CommandSpec,
@@ -112,7 +112,7 @@ class Sandbox:
             cwd=cwd,
             env=dict(env or {}),
             user=user,
-            timeout_s=_seconds(timeout),
+            timeout_s=seconds(timeout, "timeout"),
             output_limit_bytes=output_limit_bytes,
         )
         return await self._run(spec, input, ours=command_id is None)
@@ -138,7 +138,7 @@ class Sandbox:
             cwd=cwd,
             env=dict(env or {}),
             user=user,
-            timeout_s=_seconds(timeout),
+            timeout_s=seconds(timeout, "timeout"),
             output_limit_bytes=output_limit_bytes,
         )
         return await self._run(spec, input, ours=command_id is None)
@@ -213,7 +213,7 @@ class Sandbox:
             user=user,
             stdin="pipe" if pty is not None else stdin,
             pty=pty,
-            timeout_s=_seconds(timeout),
+            timeout_s=seconds(timeout, "timeout"),
             output_limit_bytes=output_limit_bytes,
         )
         return await self._start(spec)
@@ -333,12 +333,6 @@ def _argv(argv: Sequence[str]) -> list[str]:
     if isinstance(argv, str):
         raise InvalidRequest("argv must be a list of strings; for a line of shell use run_shell")
     return list(argv)
-
-
-def _seconds(timeout: float | None) -> float | None:
-    if timeout is not None and timeout <= 0:
-        raise InvalidRequest(f"timeout {timeout!r} must be positive, or None")
-    return None if timeout is None else float(timeout)
 
 
 async def _chunks(data: bytes) -> AsyncIterator[bytes]:

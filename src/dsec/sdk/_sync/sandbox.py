@@ -18,7 +18,7 @@ from dsec.sdk._sync.command import Command, deadline_s
 from dsec.sdk._sync.files import Files
 from dsec.sdk._sync.session import Session
 from dsec.sdk._sync.transport import PortStream
-from dsec.sdk.models import ExecResult, exec_result
+from dsec.sdk.models import ExecResult, exec_result, seconds
 from dsec.wire.sandbox import (
     CommandResult,
     CommandSpec,
@@ -113,7 +113,7 @@ class Sandbox:
             cwd=cwd,
             env=dict(env or {}),
             user=user,
-            timeout_s=_seconds(timeout),
+            timeout_s=seconds(timeout, "timeout"),
             output_limit_bytes=output_limit_bytes,
         )
         return self._run(spec, input, ours=command_id is None)
@@ -139,7 +139,7 @@ class Sandbox:
             cwd=cwd,
             env=dict(env or {}),
             user=user,
-            timeout_s=_seconds(timeout),
+            timeout_s=seconds(timeout, "timeout"),
             output_limit_bytes=output_limit_bytes,
         )
         return self._run(spec, input, ours=command_id is None)
@@ -216,7 +216,7 @@ class Sandbox:
             user=user,
             stdin="pipe" if pty is not None else stdin,
             pty=pty,
-            timeout_s=_seconds(timeout),
+            timeout_s=seconds(timeout, "timeout"),
             output_limit_bytes=output_limit_bytes,
         )
         return self._start(spec)
@@ -351,12 +351,6 @@ def _argv(argv: Sequence[str]) -> list[str]:
             "argv must be a list of strings; for a line of shell use run_shell"
         )
     return list(argv)
-
-
-def _seconds(timeout: float | None) -> float | None:
-    if timeout is not None and timeout <= 0:
-        raise InvalidRequest(f"timeout {timeout!r} must be positive, or None")
-    return None if timeout is None else float(timeout)
 
 
 def _chunks(data: bytes) -> Iterator[bytes]:
