@@ -15,6 +15,7 @@ from dsec.edge.channel import AetherChannel, Collected, Data
 from dsec.edge.charge import Charge
 from dsec.edge.lifecycle.owner import Owner
 from dsec.wire.frames import Channel
+from dsec.wire.public_v1 import ImageView
 from dsec.wire.sandbox import (
     Captured,
     CommandEvent,
@@ -77,12 +78,15 @@ def deadline(seconds: float, what: str) -> Iterator[None]:
         raise DeadlineExceeded(f"{what} took over {seconds:.0f} s", seconds=seconds) from None
 
 
-def checked(spec: CommandSpec) -> CommandSpec:
+def checked(spec: CommandSpec, image: ImageView) -> CommandSpec:
     """A command's specification with an id, and what the shapes cannot say checked.
 
     Raises:
-        InvalidRequest: not exactly one of argv and shell, or a malformed id.
+        InvalidRequest: not exactly one of argv and shell, or a malformed id, or the image's own
+            program is asked for and it names none.
     """
+    if spec.entrypoint:
+        spec = _with_entrypoint(spec, image)
     if (spec.argv is None) == (spec.shell is None):
         raise InvalidRequest("a command has either argv or shell")
     if spec.argv is not None and not (spec.argv and spec.argv[0]):
@@ -91,14 +95,24 @@ def checked(spec: CommandSpec) -> CommandSpec:
     return spec
 
 
+def _with_entrypoint(spec: CommandSpec, image: ImageView) -> CommandSpec:
+    """As Docker has it: arguments take the place of Cmd, behind Entrypoint."""
+    if spec.shell is not None:
+        raise InvalidRequest("entrypoint goes with argv, not with shell")
+    argv = [*image.entrypoint, *(image.cmd if spec.argv is None else spec.argv)]
+    if not argv:
+        raise InvalidRequest(f"image {image.name} names no program of its own")
+    return msgspec.structs.replace(spec, argv=argv, entrypoint=False)
+
+
 async def start(owner: Owner, spec: CommandSpec) -> CommandView:
     """Start a command, or find the run its id names. Raises as aether does."""
-    return await _ask(owner, "start", msgspec.to_builtins(checked(spec)), _view)
+    return await _ask(owner, "start", msgspec.to_builtins(checked(spec, owner.record.image)), _view)
 
 
 async def run(owner: Owner, spec: CommandSpec, charge: Charge | None = None) -> CommandResult:
     """Run a command to its end; cancelled, the command goes on. `charge` holds its output."""
-    args = msgspec.to_builtins(checked(spec))
+    args = msgspec.to_builtins(checked(spec, owner.record.image))
     return await _run(owner, "run", args, spec.timeout_s, charge)
 
 

@@ -112,8 +112,8 @@ class SandboxApi:
         spec = await read_body(request, CommandSpec)
         if request.scope["query_string"] and read_query(request, queries.RunQuery).input:
             spec.stdin = "pipe"
-        commands.checked(spec)
         owner = await self._owner(request)
+        spec = commands.checked(spec, owner.record.image)
         return ChargedJson(partial(commands.run, owner, spec))
 
     async def start_command(self, request: Request) -> Response:

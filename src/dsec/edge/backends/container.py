@@ -17,7 +17,7 @@ from anyio.abc import ByteStream
 
 from dsec.base.clock import Clock
 from dsec.base.errors import InternalError, StartFailed, Unavailable, Unsupported
-from dsec.edge.backends.launch_spec import CommandLimits, launch_spec
+from dsec.edge.backends.launch_spec import UPPER, CommandLimits, launch_spec
 from dsec.edge.channel import gone
 from dsec.edge.connection import UnixConnection
 from dsec.edge.images import Images, record_of
@@ -28,12 +28,15 @@ from dsec.linux import hostinfo
 from dsec.linux.cgroup import groups
 from dsec.linux.cgroup.detect import detect
 from dsec.linux.cgroup.interface import Layout
+from dsec.linux.disk_use import allocated_bytes
 from dsec.wire.public_v1 import Capability
 from dsec.wire.sandbox import SandboxSpec, Usage
 
 logger = logging.getLogger("dsec.edge.container")
 
 KILL_PATIENCE_S, KILL_PAUSE_S = 10.0, 0.1
+COUNT_PATIENCE_S = 0.3
+"""Some 100,000 files are counted by then. Who asks often is not to keep the disk busy."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,8 +190,10 @@ class ContainerBackend:
         address.unlink(missing_ok=True)
 
     async def usage(self, record: SandboxRecord) -> Usage:
-        """Read its groups."""
+        """Read its groups, and count what it has written."""
         readings = await in_thread("cgroup", groups.usage, self._layout, record.id)
+        upper = record.path / UPPER
+        disk_bytes = await in_thread("disk", allocated_bytes, upper, COUNT_PATIENCE_S)
         return Usage(
             at=self._clock.now(),
             cpu_s=readings.cpu_s,
@@ -197,6 +202,7 @@ class ContainerBackend:
             memory_limit_bytes=readings.memory_limit_bytes,
             pids=readings.pids,
             oom_kills=readings.oom_kills,
+            disk_bytes=disk_bytes,
         )
 
     def oom_kills(self, record: SandboxRecord) -> int:
