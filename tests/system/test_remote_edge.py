@@ -265,7 +265,7 @@ async def test_a_body_that_breaks_is_seen_to_break(way: str, tmp_path: Path) -> 
             await far.plane.client.get(f"{s}/breaks")
 
 
-async def test_websockets(way: str, tmp_path: Path) -> None:
+async def test_websockets(way: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async with remote(way, tmp_path) as far:
         s = await far.sandbox()
         url = far.url.replace("http", "ws", 1) + s
@@ -284,6 +284,7 @@ async def test_websockets(way: str, tmp_path: Path) -> None:
         with pytest.raises(InvalidStatus) as unknown:
             await connect(f"{url}/ports/8000")
         assert unknown.value.response.status_code == 401
+    assert [r.message for r in caplog.records if r.levelname == "ERROR"] == []
 
 
 async def test_an_edge_that_went_away_is_noticed_at_once(way: str, tmp_path: Path) -> None:

@@ -166,7 +166,7 @@ def test_why_it_does_not_serve_is_told(
         raise failure
 
     assert detach._child(run, theirs) == kind.exit_status
-    with pytest.raises(kind, match="disk is full|a reason|taken"):
+    with pytest.raises(kind, match=r"disk is full|a reason|taken"):
         detach._wait(ours, tmp_path / "log")
 
 

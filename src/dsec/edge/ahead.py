@@ -16,6 +16,8 @@ from dsec.kit.generators import closing
 
 T = TypeVar("T")
 
+SWALLOW_S, SWALLOW_PAUSE_S = 2.0, 0.1
+SWALLOW_BYTES = 64 << 20
 MAX_ITEMS = 4
 """Kept between the source and its user. A source that has more to say is not read further."""
 
@@ -53,3 +55,19 @@ async def reading_ahead(source: AsyncIterator[T]) -> AsyncIterator[AsyncIterator
             group.cancel_scope.cancel()
     if failure is not None:
         raise failure
+
+
+async def swallow(source: AsyncIterator[bytes]) -> None:
+    """Throw away what is on its way, for a moment.
+
+    Whoever is still sending does not hear an early answer: a server that closes with unread bytes
+    resets the connection, and the answer goes with it. A sender who pauses hears it.
+    """
+    size = 0
+    with anyio.move_on_after(SWALLOW_S) as whole:
+        while size < SWALLOW_BYTES:
+            with anyio.move_on_after(SWALLOW_PAUSE_S) as pause:
+                chunk = await anext(source, None)
+            if pause.cancelled_caught or whole.cancel_called or chunk is None:
+                return
+            size += len(chunk)

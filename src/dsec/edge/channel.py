@@ -27,7 +27,7 @@ from dsec.base.errors import (
     Unavailable,
     error_from,
 )
-from dsec.edge.ahead import reading_ahead
+from dsec.edge.ahead import reading_ahead, swallow
 from dsec.edge.charge import Charge
 from dsec.edge.connection import UnixConnection
 from dsec.wire.frames import (
@@ -272,10 +272,14 @@ class AetherStream:
             Exception: what `data` raises, at once, even while the sandbox takes nothing.
         """
         async with reading_ahead(data) as chunks:
-            async for chunk in chunks:
+            try:
+                async for chunk in chunks:
+                    if self._done:
+                        break  # if it has failed, `finish` says how
+                    await self.send(chunk, stall_s)
+            finally:
                 if self._done:
-                    break  # if it has failed, `finish` says how
-                await self.send(chunk, stall_s)
+                    await swallow(chunks)
         self.end()
 
     async def finish(self) -> Any:

@@ -18,7 +18,6 @@ import errno
 import fcntl
 import logging
 import os
-import shutil
 import time
 import uuid
 from collections.abc import (
@@ -146,7 +145,8 @@ class ImageService:
         if self._tmp.exists():
             self._tmp.rename(self._root / f"swept-{uuid.uuid4().hex}")
         for left in self._root.glob("swept-*"):
-            shutil.rmtree(left, ignore_errors=True)
+            with contextlib.suppress(OSError):  # swept the next time
+                disk.remove_tree(left)
 
     # -- images -------------------------------------------------------------------------------
 

@@ -80,6 +80,7 @@ def _child(run: Callable[[Callable[[str], None]], None], pipe: int) -> int:
                 sys.stderr.flush()
         if not answer.closed:
             answer.write(f"{error.code}\n{error.message}".encode())
+            answer.close()
         return error.exit_status
     return 0
 

@@ -137,6 +137,8 @@ def aether_binary(settings: Settings) -> Path:
     for candidate in candidates:
         if os.access(candidate, os.X_OK):
             return candidate
+    if settings.aether:
+        raise InvalidRequest(f"the helper {settings.aether} is not there, or no program")
     looked = ", ".join(map(str, candidates))
     raise InvalidRequest(f"the helper `aether` is missing; looked for {looked}; build native/")
 

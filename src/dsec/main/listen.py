@@ -93,9 +93,15 @@ class _Server(uvicorn.Server):
         yield
 
 
+def _matters(record: logging.LogRecord) -> bool:
+    """Not what uvicorn says of a WebSocket that got an ordinary answer: that is a refusal."""
+    return "without completing handshake" not in str(record.msg)
+
+
 async def serve(app: ASGIApp, listener: socket.socket, stop: anyio.Event) -> None:
     """Serve until told to stop; then let requests in flight end, for a while."""
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    logging.getLogger("uvicorn.error").addFilter(_matters)
     server = _Server(
         uvicorn.Config(
             app,

@@ -5,7 +5,8 @@ from collections.abc import AsyncIterator
 import anyio
 import pytest
 
-from dsec.edge.ahead import MAX_ITEMS, reading_ahead
+from dsec.edge import ahead
+from dsec.edge.ahead import MAX_ITEMS, reading_ahead, swallow
 
 
 class Left(Exception):
@@ -72,3 +73,33 @@ async def test_what_the_user_raises_comes_out_as_it_is() -> None:
 
     with pytest.raises(ZeroDivisionError):
         await use()
+
+
+async def test_what_is_on_its_way_is_swallowed_and_a_pause_ends_it() -> None:
+    taken = 0
+
+    async def sender() -> AsyncIterator[bytes]:
+        nonlocal taken
+        for _ in range(20):
+            taken += 1
+            yield bytes(1000)
+        await anyio.sleep_forever()
+
+    with anyio.fail_after(5):
+        async with reading_ahead(sender()) as items:
+            await swallow(items)
+    assert taken == 20
+
+
+async def test_a_sender_without_end_is_not_swallowed_for_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(ahead, "SWALLOW_BYTES", 100_000)
+
+    async def sender() -> AsyncIterator[bytes]:
+        while True:
+            yield bytes(1000)
+
+    with anyio.fail_after(5):
+        async with reading_ahead(sender()) as items:
+            await swallow(items)

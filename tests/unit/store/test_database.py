@@ -51,9 +51,13 @@ async def test_a_full_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     async with open_sqlite(tmp_path / "a.db") as opened:
         claims = SqlClaims(opened, SystemClock())
         claim = Claim(SandboxId("sbx"), b"d" * 32)
-        with pytest.raises(StorageFull):
+
+        async def fill() -> None:
             for number in range(1000):
                 await claims.claim(ProjectId("root"), f"{number}" * 50, claim)
+
+        with pytest.raises(StorageFull):
+            await fill()
         assert await claims.find(ProjectId("root"), "0" * 50) == claim
     monkeypatch.setattr(database, "PRAGMAS", ("PRAGMA max_page_count=2",))
     with pytest.raises(StorageFull):
