@@ -601,3 +601,23 @@ def test_memory_at_rest(tmp_path: Path) -> None:
             client.call("stat", path="/")
         time.sleep(1.2)
         assert server.anonymous_kib() < 300
+
+
+def test_at_rest_it_never_wakes(tmp_path: Path) -> None:
+    with serving(tmp_path) as server:
+        client = server.client()
+        client.run("/bin/true")
+        client.run(shell="sleep 60 & true")
+        client.call("session_open", session_id="s")
+        client.run(shell="cd /", session="s")
+        client.call("start", command_id="waits", argv=["sleep", "60"], stdin="pipe")
+        watch = client.open("watch", path=str(tmp_path))
+        assert watch.event() == {"watching": True}
+        # The last of it: memory that goes back a second after the last command.
+        time.sleep(1.5)
+        status = Path(f"/proc/{server.pid}/status")
+        before = [line for line in status.read_text().splitlines() if "ctxt_switches" in line]
+        assert before
+        time.sleep(2)
+        after = [line for line in status.read_text().splitlines() if "ctxt_switches" in line]
+        assert after == before

@@ -293,8 +293,9 @@ impl Server {
     }
 
     pub(super) fn reap(&mut self) {
-        let mut buffer = [0_u8; 128 * 16];
-        while rustix::io::read(&self.children, &mut buffer).is_ok_and(|n| n > 0) {}
+        // However many children ended, there is no more than one such signal to take.
+        let mut signal = [0_u8; 128];
+        let _ = rustix::io::read(&self.children, &mut signal);
         loop {
             match process::reap() {
                 Reaped::Ended(pid, status) => match self.owners.remove(&pid) {

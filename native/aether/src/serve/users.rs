@@ -2,11 +2,10 @@
 
 use crate::serve::proto::{Refusal, NOT_FOUND};
 use crate::sys::process::Ids;
-use rustix::fs::{Mode, OFlags, ResolveFlags};
-use std::fs::File;
-use std::io::Read;
+use rustix::fs::{FileType, Mode, OFlags, ResolveFlags};
+use rustix::io::Errno;
 
-const FILE_LIMIT: u64 = 1 << 20;
+const FILE_LIMIT: usize = 1 << 20;
 const MAX_GROUPS: usize = 1024;
 /// The highest id that exists inside.
 const MAX_ID: u32 = 65534;
@@ -34,13 +33,21 @@ fn read_account_file(path: &str) -> Vec<u8> {
     let Ok(fd) = rustix::fs::openat2(rustix::fs::CWD, path, flags, Mode::empty(), resolve) else {
         return Vec::new();
     };
-    let file = File::from(fd);
-    let Some(meta) = file.metadata().ok().filter(std::fs::Metadata::is_file) else {
+    let Some(stat) =
+        rustix::fs::fstat(&fd).ok().filter(|s| FileType::from_raw_mode(s.st_mode).is_file())
+    else {
         return Vec::new();
     };
-    let size = usize::try_from(meta.len().min(FILE_LIMIT)).unwrap_or(0);
-    let mut text = Vec::with_capacity(size + 1);
-    let _ = file.take(FILE_LIMIT).read_to_end(&mut text);
+    // One read for all of it; a file that grows meanwhile is read as it was.
+    let size = usize::try_from(stat.st_size).unwrap_or(0).min(FILE_LIMIT);
+    let mut text = Vec::with_capacity(size);
+    while text.len() < size {
+        match rustix::io::read(&fd, rustix::buffer::spare_capacity(&mut text)) {
+            Ok(0) => break,
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(_) => break,
+        }
+    }
     text
 }
 

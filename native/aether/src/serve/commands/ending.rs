@@ -138,9 +138,9 @@ impl Server {
     /// Remove the cgroup if nothing is in it, else wait until nothing is.
     pub(crate) fn settle_group(&mut self, key: u64) {
         let Some(command) = self.commands.get_mut(&key) else { return };
-        let Some(group) = &command.cgroup else { return };
-        if !group.is_populated() {
-            self.leftovers.extend(command.cgroup.take());
+        let (Some(group), Some(work)) = (&command.cgroup, &self.work) else { return };
+        if group.remove(work) {
+            command.cgroup = None;
             self.poke_command(key);
             return;
         }

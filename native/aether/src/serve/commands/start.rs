@@ -37,9 +37,13 @@ impl Server {
             None,
         )
         .map_err(|e| Refusal::broken("report", &e.into()))?;
-        // Out of the way of the numbers a program may be given.
-        let told = rustix::io::fcntl_dupfd_cloexec(&told, 100)
-            .map_err(|e| Refusal::broken("report", &e.into()))?;
+        let told = if exec.extra.is_some() {
+            // Out of the way of the numbers that one may appear at.
+            rustix::io::fcntl_dupfd_cloexec(&told, 100)
+                .map_err(|e| Refusal::broken("report", &e.into()))?
+        } else {
+            told
+        };
         let cgroup = match &self.work {
             Some(work) => {
                 let group = Cgroup::create(work, name.to_owned());
