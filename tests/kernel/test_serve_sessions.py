@@ -70,10 +70,10 @@ def test_the_last_status_stays(client: Client) -> None:
     run(client, "f() { return 5; }; A=1; cd /usr; trap 'echo bye' EXIT")
     assert run(client, "f")["exit_code"] == 5
     run(client, "[ -z \"$BASH\" ] || trap 'echo trapped' ERR")
-    assert run(client, "[ -z \"$BASH\" ] && f; f")["exit_code"] == 5
+    assert run(client, '[ -z "$BASH" ] && f; f')["exit_code"] == 5
     result = run(client, "echo $? $A; pwd")
     assert (result["out"], result["err"]) == (b"5 1\n/usr\n", b"")
-    run(client, "[ -z \"$BASH\" ] || trap - ERR")
+    run(client, '[ -z "$BASH" ] || trap - ERR')
     # What fails ends the shell that is to end then, what comes before it does not.
     assert run(client, "f")["exit_code"] == 5
     result = run(client, "echo $?; set -e")
