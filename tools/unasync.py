@@ -38,6 +38,7 @@ WORDS = {
     "__aexit__": "__exit__",
     "aclose": "close",
     "_aio": "_blocking",
+    "_aiohttp": "_urllib3",
     "_async": "_sync",
 }
 

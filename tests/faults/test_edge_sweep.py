@@ -10,7 +10,7 @@ from typing import Any
 import anyio
 import pytest
 
-from dsec.base.errors import SandboxGone
+from dsec.base.errors import SandboxGone, Unavailable
 from dsec.base.states import SandboxState, StopReason
 from dsec.edge.lifecycle.journal import Journal
 from dsec.wire.edge_v1 import CreateOnEdge
@@ -64,7 +64,8 @@ async def live_and_die(node: Node, asked: CreateOnEdge, kill_at: int) -> tuple[i
 def _only_killed(exc: BaseException) -> bool:
     if isinstance(exc, BaseExceptionGroup):
         return all(_only_killed(inner) for inner in exc.exceptions)
-    return isinstance(exc, Killed | anyio.get_cancelled_exc_class())
+    # Unavailable: what a caller who waits for a stop hears of an edge that goes down under it.
+    return isinstance(exc, Killed | Unavailable | anyio.get_cancelled_exc_class())
 
 
 def leftovers(node: Node) -> dict[str, object]:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import itertools
 import os
 import select
+import shutil
 import signal
 import socket
 import subprocess
+import tempfile
 import time
 from collections import deque
 from collections.abc import Iterator
@@ -22,7 +25,17 @@ from dsec.wire.frames import INITIAL_CREDIT, Decoder, Frame, Kind, encode
 ROOT = Path(__file__).parents[2]
 RELEASE = ROOT / "native/target/x86_64-unknown-linux-gnu/release"
 AETHER = RELEASE / "aether"
-PROBE = RELEASE / "probe"
+
+
+def _within_reach(binary: Path) -> Path:
+    """A copy that any user may execute: the checkout may be in a closed home."""
+    place = Path(tempfile.mkdtemp(prefix="dsec-kernel-tests-"))
+    atexit.register(shutil.rmtree, place, ignore_errors=True)
+    place.chmod(0o755)
+    return Path(shutil.copy(binary, place))
+
+
+PROBE = _within_reach(RELEASE / "probe")
 UNIFIED = next(
     (
         p
@@ -169,6 +182,8 @@ class Client:
         data = memoryview(encode(frame))
         while data:
             readable, writable, _ = select.select([self.socket], [self.socket], [], DEADLINE_S)
+            if not readable and not writable:
+                raise TimeoutError
             if readable:
                 self.receive(0.1)
             if writable:

@@ -214,6 +214,15 @@ async def test_a_command_over_its_memory_is_killed_and_says_so(edge: Edge) -> No
     assert usage["cpu_s"] > 0
 
 
+async def test_what_it_wrote_is_counted(edge: Edge) -> None:
+    sandbox = await edge.create()
+    place = f"/v1/sandboxes/{sandbox}"
+    written = await edge.http.put(f"{place}/files?path=/large", content=os.urandom(5 << 20))
+    assert written.status_code == 200
+    usage = (await edge.http.get(f"{place}/usage")).json()
+    assert 5 << 20 <= usage["disk_bytes"] < 6 << 20
+
+
 async def test_a_fork_bomb_meets_its_limit_and_ends_whole(edge: Edge) -> None:
     sandbox = await edge.create()
     result = await edge.run(sandbox, "forkbomb", "200", timeout_s=1.0)

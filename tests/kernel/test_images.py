@@ -511,6 +511,65 @@ async def test_a_layer_is_mounted_once_and_adopted(place: Path, layout: Path) ->
             await images.resolve("t")
 
 
+async def test_a_layer_somebody_unmounted_is_mounted_again(
+    images: ImageService, place: Path, layout: Path
+) -> None:
+    record = await imported(images, layout)
+    wanted = await images.mount(record, "sbx1")
+    for path in wanted:
+        mounts.umount(path)
+        path.rmdir()
+    (place / "run/layers").rmdir()
+    assert await images.mount(record, "sbx2") == wanted
+    assert len(mounts.mounts_under(place / "run")) == len(record.layers)
+
+
+async def test_a_file_system_that_cannot_carry_images_is_named(place: Path) -> None:
+    (place / "t.tar").write_bytes(Tar().dirs("old").data())
+    (place / "small").mkdir()
+    mounts.mount("tmpfs", place / "small", "tmpfs", mounts.MountFlag(0), "size=5m")
+    try:
+        async with ImageService(place / "small", place / "run") as images:
+            record = await imported(images, place / "t.tar")
+            with pytest.raises(Unsupported, match="small cannot carry images; keep the state"):
+                await images.mount(record, "sbx1")
+    finally:
+        mounts.umount(place / "small")
+
+
+async def test_layers_nobody_needs_go_with_the_next_import(
+    images: ImageService, place: Path, layout: Path
+) -> None:
+    """Those of an image that was replaced, unless a sandbox has them, and of a failed import."""
+    (place / "t.tar").write_bytes(Tar().dirs("old").data())
+    (place / "u.tar").write_bytes(Tar().dirs("older").data())
+    used = await imported(images, place / "u.tar")
+    await images.mount(used, "sbx1")
+    dropped = await imported(images, place / "t.tar")
+    kept = await imported(images, layout)
+    assert set(images.layers.digests()) == {*used.layers, *kept.layers}
+    assert not images.layers.has(dropped.layers[0])
+
+
+async def test_an_upload_outlives_its_uploader_if_others_wait_for_it(
+    images: ImageService, place: Path
+) -> None:
+    data = first_layer()
+
+    async def archive() -> AsyncIterator[bytes]:
+        yield data
+
+    first = images.import_archive("t", archive())
+    async for event in first:
+        if event.step != "receiving":  # type: ignore[union-attr]
+            break
+    second = images.import_archive("t", archive())
+    joined = [await anext(second), await anext(second)]
+    assert joined[-1].step != "receiving"  # type: ignore[union-attr]
+    await first.aclose()
+    assert (await finish(second)).name == "t:latest"
+
+
 async def test_layers_shared_by_images_outlive_one(images: ImageService, layout: Path) -> None:
     await imported(images, layout, "one")
     record = await imported(images, layout, "two")

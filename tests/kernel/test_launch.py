@@ -718,10 +718,17 @@ def test_descriptor_3_must_be_a_stream_socket(aether: Path) -> None:
 
 def test_plan_is_shown_without_doing_anything(node: Node, aether: Path) -> None:
     spec = node.spec()
-    done = subprocess.run(
-        [aether, "launch", "--plan"], input=msgspec.msgpack.encode(spec), capture_output=True,
-        check=True, user=65534,
-    )  # fmt: skip
+    # By descriptor: nobody may not walk to a checkout in a closed home.
+    with aether.open("rb") as binary:
+        done = subprocess.run(
+            ["aether", "launch", "--plan"],
+            executable=f"/proc/self/fd/{binary.fileno()}",
+            pass_fds=[binary.fileno()],
+            input=msgspec.msgpack.encode(spec),
+            capture_output=True,
+            check=True,
+            user=65534,
+        )
     lines = done.stdout.decode().splitlines()
     assert f"host    listen on {spec.socket}" in lines
     assert "inside  mount proc on /proc" in lines

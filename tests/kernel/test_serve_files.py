@@ -173,11 +173,11 @@ def test_parents_and_refusals(client: Client, place: Path) -> None:
     assert refused(client, "read", path="a\0b")[0] == "invalid_request"
     assert refused(client, "read", path="/dev/zero")[0] == "invalid_request"
     assert read(client, "/dev/zero", length=300_000) == bytes(300_000)
-    assert b"Name:" in read(client, "/proc/self/status")
+    assert b"MemTotal:" in read(client, "/proc/meminfo")
     assert refused(client, "stat", path="x" * 300)[0] == "invalid_request"
 
 
-def test_users_own_permissions(client: Client, place: Path) -> None:
+def test_users_own_permissions(client: Client, server: Serving, place: Path) -> None:
     (place / "secret").write_bytes(b"s")
     (place / "secret").chmod(0o600)
     (place / "open").mkdir()
@@ -202,7 +202,14 @@ def test_users_own_permissions(client: Client, place: Path) -> None:
         write(client, shared, b"y", user="nobody")
     assert caught.value.code == "permission_denied"
     assert shared.read_bytes() == b"x"
-    status = read(client, "/proc/self/status", user="nobody").decode()
+    os.mkfifo(place / "fifo")
+    (place / "fifo").chmod(0o666)
+    waiting = client.open("read", path=str(place / "fifo"), length=1, user="nobody")
+    eventually(lambda: len(server.members()) == 1)
+    (worker,) = server.members()
+    eventually(lambda: "Uid:\t65534" in Path(f"/proc/{worker}/status").read_text())
+    status = Path(f"/proc/{worker}/status").read_text()
+    waiting.cancel()
     assert "CapEff:\t0000000000000000" in status
     assert "CapPrm:\t0000000000000000" in status
     assert "Groups:\t65534" in status
@@ -223,6 +230,15 @@ def test_odd_names(client: Client, place: Path, name: bytes) -> None:
     assert client.call("remove", path=path[:-1] + b"Z") == {"removed": 1}
 
 
+def wrote(client: Client, path: Path, data: bytes) -> bool:
+    """Whether somebody read the FIFO by now."""
+    try:
+        write(client, path, data)
+    except Refused:
+        return False
+    return True
+
+
 def test_a_fifo_blocks_nobody(client: Client, place: Path) -> None:
     os.mkfifo(place / "fifo")
     waiting = client.open("read", path=str(place / "fifo"), length=100)
@@ -237,8 +253,11 @@ def test_a_fifo_blocks_nobody(client: Client, place: Path) -> None:
     assert caught.value.code == "cancelled"
     writing.end()
     writing.result()
+    with pytest.raises(Refused) as caught:
+        write(client, place / "fifo", b"nobody reads", atomic=False)
+    assert caught.value.code == "invalid_request"
     through = client.open("read", path=str(place / "fifo"), length=3)
-    write(client, place / "fifo", b"abcdef")
+    eventually(lambda: wrote(client, place / "fifo", b"abcdef"))
     assert through.finish()[2][0] == b"abc"
     eventually(lambda: len(client.call("processes")) == 1)
 
@@ -598,3 +617,32 @@ def test_processes(client: Client) -> None:
     assert found["state"] in {"S", "R", "D"}
     assert found["rss_bytes"] > 0
     client.call("kill", command_id="seen")
+
+
+def test_the_workers_own_memory_and_program_are_not_files_to_read(
+    client: Client, place: Path
+) -> None:
+    for name in ("maps", "exe", "environ", "root/etc/passwd", "fd/0", "task/../maps"):
+        (place / "link").symlink_to(f"/proc/self/{name}")
+        for path in (f"/proc/self/{name}", str(place / "link")):
+            with pytest.raises(Refused) as caught:
+                client.open("read", path=path, length=100).finish()
+            assert caught.value.code in {"permission_denied", "invalid_request"}, path
+        (place / "link").unlink()
+    assert client.open("read", path="/proc/meminfo").finish()[2][0]
+
+
+def test_an_archive_cut_short_leaves_no_part_of_a_file(client: Client, place: Path) -> None:
+    whole = io.BytesIO()
+    with tarfile.open(fileobj=whole, mode="w") as archive:
+        member = tarfile.TarInfo("cut")
+        member.size = 100_000
+        archive.addfile(member, io.BytesIO(bytes(100_000)))
+    (place / "cut").write_bytes(b"old")
+    stream = client.open("tar_in", path=str(place))
+    stream.send(whole.getvalue()[:50_000])
+    stream.end()
+    with pytest.raises(Refused) as caught:
+        stream.result()
+    assert caught.value.code == "invalid_request"
+    assert [(p.name, p.read_bytes()) for p in place.iterdir()] == [("cut", b"old")]

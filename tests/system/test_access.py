@@ -135,7 +135,12 @@ async def reader_key(route: str, plane: Plane, sandbox: str) -> None:
 
 
 async def good_key(route: str, plane: Plane, sandbox: str) -> None:
-    for key in (plane.keys.team, plane.keys.owner):
+    # An image is everybody's: whoever owns one project alone must not replace it.
+    shared = NEEDS[route] is P.IMAGE_WRITE
+    if shared:
+        answer = await ask(plane, route, sandbox, bearer(plane.keys.team))
+        assert answer.status_code == 403, answer.text
+    for key in [plane.keys.owner] if shared else [plane.keys.team, plane.keys.owner]:
         answer = await ask(plane, route, sandbox, bearer(key))
         assert answer.status_code not in {401, 403}, answer.text
         plane.fakes[0].image_names.append("debian")

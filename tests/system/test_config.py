@@ -9,6 +9,7 @@ import pytest
 
 from dsec.base.errors import InvalidRequest
 from dsec.kit.config import load_config, parse_config
+from dsec.main.edge_parts import aether_binary, node_name
 from dsec.main.settings import EdgeAddress, Settings, settle
 
 EXAMPLE = Path(__file__).parents[2] / "deploy" / "dsec.toml"
@@ -76,6 +77,35 @@ def test_flags_beat_the_file(tmp_path: Path) -> None:
     assert (settings.port, settings.host, settings.state_dir) == (2, "::1", "/s")
     with pytest.raises(InvalidRequest, match="backend"):
         settle(None, {"backend": "docker"})
+
+
+def test_paths_are_made_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    file = tmp_path / "dsec.toml"
+    file.write_text('state_dir = "s"\n[[edges]]\nunix_socket = "e"\ntoken_file = "t"\n')
+    settings = settle(file, {"run_dir": "r", "edge_token_file": "k"}, {"DSEC_AETHER": "a"})
+    assert settings.state == tmp_path / "s"
+    assert settings.run == tmp_path / "r"
+    assert settings.edge_token_file == str(tmp_path / "k")
+    assert settings.aether == str(tmp_path / "a")
+    assert settings.edges == [
+        EdgeAddress(unix_socket=str(tmp_path / "e"), token_file=str(tmp_path / "t"))
+    ]
+
+
+def test_a_node_keeps_its_name(tmp_path: Path) -> None:
+    name = node_name(tmp_path)
+    assert node_name(tmp_path) == name
+    assert [file.name for file in tmp_path.iterdir()] == ["node"]
+    (tmp_path / "node").unlink()
+    (tmp_path / "node.part").write_text("")  # of a start that was cut off
+    assert node_name(tmp_path) == node_name(tmp_path)
+
+
+def test_a_helper_that_is_named_is_the_one(tmp_path: Path) -> None:
+    settings = settle(None, {}, {"DSEC_AETHER": str(tmp_path / "nosuch")})
+    with pytest.raises(InvalidRequest, match="nosuch"):
+        aether_binary(settings)
 
 
 def test_a_user_has_directories_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -46,6 +46,17 @@ async def test_the_same_key_gives_the_same_sandbox() -> None:
     assert plane.fakes[0].created == 3
 
 
+async def test_a_repeat_makes_no_second_sandbox_of_an_id_the_edge_has_forgotten() -> None:
+    async with control_plane([FakeEdge()]) as plane:
+        first = await plane.client.post("/v1/sandboxes", json=SPEC, headers=key("a"))
+        plane.fakes[0].sandboxes.clear()
+        again = await plane.client.post("/v1/sandboxes", json=SPEC, headers=key("a"))
+    assert first.status_code == 201
+    assert again.status_code == 410
+    assert again.json()["error"]["code"] == "sandbox_gone"
+    assert plane.fakes[0].created == 1
+
+
 async def test_the_same_key_for_another_request_is_a_conflict() -> None:
     async with control_plane([FakeEdge()]) as plane:
         await plane.client.post("/v1/sandboxes", json=SPEC, headers=key("a"))

@@ -22,6 +22,7 @@ from dsec.kit.http import (
     json_response,
     make_app,
     path_bytes,
+    read_body,
     read_query,
 )
 
@@ -292,6 +293,55 @@ async def test_a_bug_is_an_incident_that_names_nothing() -> None:
     assert b"secret" not in client.body
 
 
+async def test_an_answer_we_cannot_read_is_not_the_clients_mistake() -> None:
+    async def serve(_request: Request) -> Response:
+        return json_response(msgspec.json.decode(b"{}", type=int))
+
+    client = Client(serve)
+    await client.get()
+    assert lines(client)[0]["error"]["code"] == "internal_error"
+
+
+@pytest.mark.parametrize("body", [b"{", b'{"path": 1}', b'{"path": "\xff"}', b"[" * 100_000])
+async def test_a_body_that_is_not_valid_is(body: bytes) -> None:
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": body}
+
+    with pytest.raises(InvalidRequest):
+        await read_body(Request({"type": "http", "headers": []}, receive), OnPath)
+
+
+@pytest.mark.parametrize(
+    ("body", "place", "says"),
+    [
+        (b'{"path": 1}', "path", "expected a text, got a whole number"),
+        (b'{"path": "", "depth": []}', "depth", "expected a whole number, got a list"),
+        (b'{"path": "", "x": 1}', None, "unknown field `x`"),
+        (b"{", None, "the request is not valid: input data was truncated"),
+    ],
+)
+async def test_what_is_wrong_is_said_in_words(body: bytes, place: str | None, says: str) -> None:
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": body}
+
+    with pytest.raises(InvalidRequest) as wrong:
+        await read_body(Request({"type": "http", "headers": []}, receive), OnPath)
+    assert wrong.value.details.get("place") == place
+    assert says in wrong.value.message
+
+
+@pytest.mark.parametrize("path", ["/things/a\n", "/things/a/"])
+async def test_a_route_matches_the_whole_path(path: str) -> None:
+    async def serve(_request: Request) -> Response:
+        return json_response({})
+
+    route = Route(method="GET", path="/things/{id}/x", handler=serve, summary="")
+    plain = Route(method="GET", path="/things/a", handler=serve, summary="")
+    transport = httpx.ASGITransport(make_app([route, plain], SystemClock()))
+    async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
+        assert (await client.get(path.replace("\n", "/x%0A"))).status_code == 404
+
+
 async def test_a_message_with_a_strange_name_reaches_the_client() -> None:
     async def serve(_request: Request) -> Response:
         raise NotFound("no file '/\udcff'", kind="path", path="/\udcff")
@@ -319,6 +369,8 @@ async def test_one_request_has_one_id_and_one_line(caplog: pytest.LogCaptureFixt
 class OnPath(msgspec.Struct, forbid_unknown_fields=True):
     path: str
     depth: int = 1
+    to: str = ""
+    user: str = ""
     parents: bool = False
 
 
@@ -327,6 +379,7 @@ class OnPath(msgspec.Struct, forbid_unknown_fields=True):
     [
         (b"path=%2Fa%20b", OnPath(path="/a b")),
         (b"path=%FF", OnPath(path="\udcff")),
+        (b"path=/&to=%FE%FF", OnPath(path="/", to="\udcfe\udcff")),
         (b"path=null&depth=3&parents=true", OnPath(path="null", depth=3, parents=True)),
         (b"path=1&parents=1", OnPath(path="1", parents=True)),
         (b"path=", OnPath(path="")),
@@ -336,6 +389,15 @@ class OnPath(msgspec.Struct, forbid_unknown_fields=True):
 def test_queries(query: bytes, found: OnPath) -> None:
     request = Request({"type": "http", "query_string": query, "headers": []})
     assert read_query(request, OnPath) == found
+
+
+@pytest.mark.parametrize(
+    "query", [b"user=%FF", b"depth=%FF", b"user=%ED%A0%80", b"\xff=1", b"to=x"]
+)
+def test_queries_that_are_no_text(query: bytes) -> None:
+    request = Request({"type": "http", "query_string": query, "headers": []})
+    with pytest.raises(InvalidRequest):
+        read_query(request, OnPath)
 
 
 def test_paths_are_bytes() -> None:

@@ -9,11 +9,13 @@ from pathlib import Path
 import anyio
 import httpx
 import pytest
-from starlette.types import ASGIApp
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from dsec.base.clock import SystemClock
+from dsec.control.remote import EdgeLink
 from dsec.kit.http import RequestContext
 from dsec.main.apiserver import reach
 from dsec.main.edge import Locked
@@ -32,17 +34,35 @@ def way(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
+class Lock:
+    """The edge's lock, which can be changed."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+        self.token(TOKEN)
+
+    def token(self, token: str) -> None:
+        self._locked = Locked(self._app, token)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._locked(scope, receive, send)
+
+
 class Remote:
     """A fake edge behind a socket, and the plane that reaches it through that."""
 
-    def __init__(self, edge: FakeEdge, plane: Plane, url: str, stop_edge: anyio.Event) -> None:
+    def __init__(
+        self, edge: FakeEdge, plane: Plane, url: str, stop_edge: anyio.Event, lock: Lock
+    ) -> None:
+        self.lock = lock
         self.edge = edge
         self.plane = plane
         self.url = url
         self.stop_edge = stop_edge
 
-    async def sandbox(self) -> str:
-        made = await self.plane.client.post("/v1/sandboxes", json=SPEC)
+    async def sandbox(self, key: str = "") -> str:
+        headers = bearer(key or self.plane.keys.owner)
+        made = await self.plane.client.post("/v1/sandboxes", json=SPEC, headers=headers)
         assert made.status_code == 201, made.text
         return f"/v1/sandboxes/{made.json()['id']}"
 
@@ -54,6 +74,7 @@ async def remote(way: str, folder: Path) -> AsyncIterator[Remote]:
     secret = folder / "secret"
     secret.write_text(TOKEN)
     secret.chmod(0o600)
+    lock = Lock(edge.app)
     app: ASGIApp
     if way == "unix":
         listener = bind_unix(folder / "e.sock")
@@ -61,7 +82,7 @@ async def remote(way: str, folder: Path) -> AsyncIterator[Remote]:
     else:
         listener = bind_tcp("127.0.0.1", 0)
         address = EdgeAddress(url=url_of(listener), token_file=str(secret))
-        app = RequestContext(Locked(edge.app, TOKEN), SystemClock())
+        app = RequestContext(lock, SystemClock())
     front = bind_tcp("127.0.0.1", 0)
     url = url_of(front)
     async with anyio.create_task_group() as group:
@@ -72,7 +93,7 @@ async def remote(way: str, folder: Path) -> AsyncIterator[Remote]:
                 base_url=url, headers=bearer(plane.keys.owner), timeout=10
             ) as client:
                 plane.client = client
-                yield Remote(edge, plane, url, stop_edge)
+                yield Remote(edge, plane, url, stop_edge, lock)
             stop_server.set()
             stop_edge.set()
 
@@ -124,6 +145,78 @@ async def test_bodies_go_through_untouched(way: str, tmp_path: Path) -> None:
         assert empty.content == b""
 
 
+ELSEWHERE = [
+    "/v1/sandboxes/{mine}/../{theirs}",
+    "/v1/sandboxes/{mine}/%2e%2e/{theirs}",
+    "/v1/sandboxes/{mine}/.%2E/{theirs}",
+    "/v1/sandboxes/{mine}%2f..%2f{theirs}",
+    "/v1/sandboxes/{mine}/../../../edge/v1/node",
+    "/v1/sandboxes/{mine}/../../../edge/v1/sandboxes/{theirs}",
+    "/v1/sandboxes/{mine}/./headers",
+    "/v1/sandboxes/{mine}//headers",
+    "/v1/sandboxes/{mine}/headers/",
+    "/v1/sandboxes/{mine}/ports/\\..",
+]
+
+
+async def raw_status(far: Remote, method: str, path: str, key: str, *headers: str) -> int:
+    """What a client gets that sends a path as it stands."""
+    at = httpx.URL(far.url)
+    lines = [f"{method} {path} HTTP/1.1", "Host: x", f"Authorization: Bearer {key}", *headers]
+    async with await anyio.connect_tcp(at.host, at.port or 0) as stream:
+        await stream.send("\r\n".join([*lines, "", ""]).encode())
+        return int((await stream.receive()).split(b" ", 2)[1])
+
+
+@pytest.mark.parametrize("path", ELSEWHERE)
+async def test_no_path_leads_from_ones_own_sandbox_elsewhere(path: str, tmp_path: Path) -> None:
+    upgrade = [
+        "Upgrade: websocket",
+        "Connection: Upgrade",
+        "Sec-WebSocket-Version: 13",
+        "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==",
+    ]
+    async with remote("unix", tmp_path) as far:
+        team = far.plane.keys.team
+        theirs, mine = await far.sandbox(), await far.sandbox(team)
+        target = path.format(mine=mine.rsplit("/", 1)[1], theirs=theirs.rsplit("/", 1)[1])
+        for method in ("GET", "DELETE"):
+            assert await raw_status(far, method, target, team, "Connection: close") == 404
+        assert await raw_status(far, "GET", target, team, *upgrade) == 404
+        assert (await far.plane.client.get(theirs)).json()["state"] == "running"
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("GET", "/v1/sandboxes?label=%FF=x"),
+        ("GET", "/v1/sandboxes?limit=%FF"),
+        ("DELETE", "/v1/images?name=%FF"),
+        ("POST", "/v1/images/import?name=%ED%A0%80"),
+    ],
+)
+async def test_what_is_no_text_is_the_callers_fault(method: str, path: str, tmp_path: Path) -> None:
+    async with remote("unix", tmp_path) as far:
+        answer = await far.plane.client.request(method, path)
+    assert answer.status_code == 400, answer.text
+
+
+@pytest.mark.parametrize("target", ["/a/../b", "/%2e%2E/b", "//b/.", "/b?x=%zz&y=/../'"])
+async def test_a_path_is_sent_byte_for_byte(target: str, tmp_path: Path) -> None:
+    async def tell(scope: Scope, receive: Receive, send: Send) -> None:
+        got = scope["raw_path"] + (b"?" + scope["query_string"] if scope["query_string"] else b"")
+        await Response(got)(scope, receive, send)
+
+    stop = anyio.Event()
+    async with anyio.create_task_group() as group:
+        group.start_soon(serve, tell, bind_unix(tmp_path / "e.sock"), stop)
+        link = EdgeLink("http://edge", str(tmp_path / "e.sock"))
+        answer = await link.open("GET", target.encode(), [], None)
+        assert await answer.aread() == target.encode()
+        await link.close()
+        stop.set()
+
+
 async def test_headers_go_through_but_for_ours(way: str, tmp_path: Path) -> None:
     async with remote(way, tmp_path) as far:
         s = await far.sandbox()
@@ -172,7 +265,7 @@ async def test_a_body_that_breaks_is_seen_to_break(way: str, tmp_path: Path) -> 
             await far.plane.client.get(f"{s}/breaks")
 
 
-async def test_websockets(way: str, tmp_path: Path) -> None:
+async def test_websockets(way: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async with remote(way, tmp_path) as far:
         s = await far.sandbox()
         url = far.url.replace("http", "ws", 1) + s
@@ -191,6 +284,7 @@ async def test_websockets(way: str, tmp_path: Path) -> None:
         with pytest.raises(InvalidStatus) as unknown:
             await connect(f"{url}/ports/8000")
         assert unknown.value.response.status_code == 401
+    assert [r.message for r in caplog.records if r.levelname == "ERROR"] == []
 
 
 async def test_an_edge_that_went_away_is_noticed_at_once(way: str, tmp_path: Path) -> None:
@@ -214,6 +308,24 @@ async def test_an_edge_that_went_away_is_noticed_at_once(way: str, tmp_path: Pat
             assert nodes[0]["healthy"] is False
             made = await far.plane.client.post("/v1/sandboxes", json=SPEC)
             assert made.json()["error"]["code"] == "unavailable"
+
+
+async def test_an_edge_that_refuses_us_is_no_fault_of_the_callers_key(tmp_path: Path) -> None:
+    async with remote("tcp", tmp_path) as far:
+        s = await far.sandbox()
+        far.lock.token("another")
+        socket = connect(
+            far.url.replace("http", "ws", 1) + f"{s}/ports/8000",
+            additional_headers=bearer(far.plane.keys.owner),
+        )
+        with pytest.raises(InvalidStatus) as refused:
+            await socket
+        assert refused.value.response.status_code == 503
+        for path in (s, f"{s}/headers", "/v1/sandboxes", "/v1/images"):
+            answer = await far.plane.client.get(path)
+            assert (path, answer.status_code) == (path, 503)
+        made = await far.plane.client.post("/v1/sandboxes", json=SPEC)
+        assert made.status_code == 503
 
 
 async def test_an_edge_over_tcp_wants_its_secret(tmp_path: Path) -> None:

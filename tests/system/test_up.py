@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -9,13 +10,14 @@ import stat
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import httpx
 import pytest
 
-from dsec.main import credentials, state_dir
+from dsec.base.errors import Conflict, DsecError, InternalError, StorageFull
+from dsec.main import credentials, detach, state_dir
 from dsec.main.listen import bind_tcp, url_of
 
 
@@ -23,15 +25,15 @@ class Server:
     def __init__(self, folder: Path) -> None:
         self.state = folder / "state"
         self.home = folder / "config"
-        self._env = {**os.environ, "XDG_CONFIG_HOME": str(self.home)}
-        self._env.pop("DSEC_API_KEY", None)
-        self._env.pop("DSEC_API_URL", None)
+        self.env = {**os.environ, "XDG_CONFIG_HOME": str(self.home)}
+        self.env.pop("DSEC_API_KEY", None)
+        self.env.pop("DSEC_API_URL", None)
         self._dirs = ["--state-dir", str(self.state), "--run-dir", str(folder / "run")]
 
-    def dsec(self, *words: str) -> subprocess.CompletedProcess[str]:
+    def dsec(self, *words: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "dsec.main.command", *words]
         return subprocess.run(
-            command, env=self._env, capture_output=True, text=True, timeout=60, check=False
+            command, env=self.env, cwd=cwd, capture_output=True, text=True, timeout=60, check=False
         )
 
     def up(self, *flags: str) -> subprocess.CompletedProcess[str]:
@@ -102,7 +104,7 @@ def test_a_port_that_is_taken_is_a_clear_error(server: Server) -> None:
 def test_a_state_directory_that_cannot_be_is_a_clear_error(server: Server) -> None:
     refused = server.dsec("up", "--backend", "sim", "--state-dir", "/proc/nope", "--port", "0")
     assert refused.returncode == 64
-    assert "cannot use state directory /proc/nope" in refused.stderr
+    assert "cannot use directory /proc/nope" in refused.stderr
 
 
 @pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGINT])
@@ -117,14 +119,99 @@ def test_a_signal_ends_it_in_order(server: Server, sent: signal.Signals) -> None
     assert "Traceback" not in (server.state / "server.log").read_text()
 
 
-def test_another_hosts_credentials_are_left_alone(tmp_path: Path) -> None:
+def test_a_run_directory_is_one_servers(server: Server) -> None:
+    assert server.up("--detach").returncode == 0
+    refused = server.up("--state-dir", str(server.state.with_name("other")))
+    assert refused.returncode == 73
+    assert "in use by process" in refused.stderr
+    assert "--run-dir" in refused.stderr
+
+
+def test_one_directory_may_be_both(tmp_path: Path) -> None:
+    with state_dir.hold(tmp_path, tmp_path), pytest.raises(Conflict):
+        with state_dir.hold(tmp_path, tmp_path):
+            pass
+    with (
+        pytest.raises(BlockingIOError),
+        state_dir.hold(tmp_path),
+    ):  # the server's own, not the lock's
+        raise BlockingIOError
+
+
+def test_relative_directories_are_the_callers(server: Server, tmp_path: Path) -> None:
+    directories = ["--state-dir", "state", "--run-dir", "run"]
+    up = server.dsec(
+        "up", "--backend", "sim", "--port", "0", "--detach", *directories, cwd=tmp_path
+    )
+    assert up.returncode == 0, up.stderr
+    assert (tmp_path / "state" / "control.db").exists()
+    assert (tmp_path / "run" / state_dir.RUN_LOCK).exists()
+    assert server.dsec("down", "--state-dir", "state", cwd=tmp_path).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("failure", "kind"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device"), StorageFull),
+        (RuntimeError("a reason"), InternalError),
+        (Conflict("taken"), Conflict),
+    ],
+)
+def test_why_it_does_not_serve_is_told(
+    failure: Exception, kind: type[DsecError], tmp_path: Path
+) -> None:
+    ours, theirs = os.pipe()
+
+    def run(_announce: Callable[[str], None]) -> None:
+        raise failure
+
+    assert detach._child(run, theirs) == kind.exit_status
+    with pytest.raises(kind, match=r"disk is full|a reason|taken"):
+        detach._wait(ours, tmp_path / "log")
+
+
+def test_a_second_server_leaves_the_first_ones_address_alone(
+    server: Server, tmp_path: Path
+) -> None:
+    assert server.up("--detach").returncode == 0
+    first = server.key()
+    other = Server(tmp_path / "other")
+    other.home = server.home
+    other.env["XDG_CONFIG_HOME"] = str(server.home)
+    up = other.up("--detach")
+    try:
+        assert up.returncode == 0, up.stderr
+        assert "speaks of another server" in up.stdout
+        assert server.key() == first
+    finally:
+        assert other.down().returncode == 0
+
+
+def test_what_goes_wrong_after_the_announcement_is_written_to_no_descriptor(
+    tmp_path: Path,
+) -> None:
+    ours, theirs = os.pipe()
+
+    def run(announce: Callable[[str], None]) -> None:
+        announce("serves")
+        with (tmp_path / "database").open("wb") as file:
+            assert file.fileno() == theirs
+            raise Conflict("later")
+
+    assert detach._child(run, theirs) == Conflict.exit_status
+    assert (tmp_path / "database").read_bytes() == b""
+    assert detach._wait(ours, tmp_path / "log") == "serves"
+
+
+@pytest.mark.anyio
+async def test_another_hosts_credentials_are_left_alone(tmp_path: Path) -> None:
     env = {"XDG_CONFIG_HOME": str(tmp_path)}
     file = credentials.user_file(env)
     credentials.write(file, "https://dsec.example.org", "dsec_1")
-    assert credentials.publish(env, "http://127.0.0.1:1", "dsec_2") is None
+    assert await credentials.publish(env, "http://127.0.0.1:1", "dsec_2") is None
     assert "example.org" in file.read_text()
     credentials.write(file, "http://localhost:9", "dsec_1")
-    assert credentials.publish(env, "http://127.0.0.1:1", "dsec_2") == file
+    assert await credentials.publish(env, "http://127.0.0.1:1", "dsec_2") == file
     assert "dsec_2" in file.read_text()
 
 

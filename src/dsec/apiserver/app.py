@@ -17,7 +17,8 @@ from dsec.control.nodes import Nodes
 from dsec.control.ownership import Ownership
 from dsec.control.sandboxes import Sandboxes
 from dsec.iam.directory import Directory
-from dsec.kit.http import Route, describe, make_app
+from dsec.kit.http import Route, make_app
+from dsec.kit.openapi import describe
 
 TITLE = "DSec"
 

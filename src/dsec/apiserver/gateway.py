@@ -9,6 +9,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from dsec.apiserver.auth import Authenticator
+from dsec.base.errors import NotFound
 from dsec.base.ids import sandbox_id
 from dsec.control.access import Caller
 from dsec.control.edges import Edges
@@ -21,6 +22,8 @@ _READ_ONLY = frozenset({"", "usage", "processes"})
 _DROPPED = re.compile(rb"authorization|x-api-key|x-dsec-.*|forwarded|x-forwarded-.*")
 """Headers that stop here: keys are none of the edge's business, and `X-Dsec-*` is what the
 platform says to itself."""
+_PATH = re.compile(rb"(?:/[A-Za-z0-9._~:@!$&'()*+,;=%-]+)+")
+"""RFC 3986, 3.3, without empty segments."""
 
 
 class Gateway:
@@ -60,12 +63,29 @@ class Gateway:
     async def _pass_through(
         self, caller: Caller, rest: str, scope: Scope, receive: Receive, send: Send
     ) -> None:
+        _require_plain(scope)
         name, _, operation = rest.partition("/")
         sandbox = sandbox_id(name)
         permission = permission_for(scope.get("method", "GET"), operation)
         await self._ownership.require(caller, permission, sandbox)
         headers = [h for h in scope["headers"] if not _DROPPED.fullmatch(h[0])]
         await self._edges.of(sandbox).forward({**scope, "headers": headers}, receive, send)
+
+
+def _require_plain(scope: Scope) -> None:
+    """Refuse a path that somebody on the way may read as another one.
+
+    What is judged here is sent on as it came. Many a library takes `MINE/../THEIRS` for `THEIRS`,
+    encoded or not; none of our routes has such a name in it.
+
+    Raises:
+        NotFound: a segment is empty, `.` or `..`, or has characters no path has.
+    """
+    path: str = scope["path"]
+    raw: bytes = scope["raw_path"]
+    segments = {*path.split("/")[1:], *raw.decode("latin-1").split("/")[1:]}
+    if not _PATH.fullmatch(raw) or segments & {"", ".", ".."}:
+        raise NotFound("no such route", kind="route")
 
 
 def permission_for(method: str, operation: str) -> Permission:

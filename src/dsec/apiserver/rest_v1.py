@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping
 from typing import Annotated
 
 from msgspec import Meta, Struct, field
@@ -17,8 +17,8 @@ from dsec.control.images import Images
 from dsec.control.listing import Wanted, list_sandboxes
 from dsec.control.nodes import Nodes
 from dsec.control.sandboxes import Sandboxes
+from dsec.kit.generators import generator_of
 from dsec.kit.http import Ndjson, Route, json_response, read_body, read_query
-from dsec.wire.edge_v1 import ImageEvent
 from dsec.wire.public_v1 import (
     BatchItem,
     BuildImage,
@@ -127,18 +127,18 @@ class RestV1:
     async def pull_image(self, request: Request) -> Ndjson:
         """Import an image from a registry."""
         wanted = await read_body(request, PullImage, MAX_SPEC_BYTES)
-        return Ndjson(_events(self._images.pull(caller_of(request), wanted)))
+        return Ndjson(generator_of(self._images.pull(caller_of(request), wanted)))
 
     async def build_image(self, request: Request) -> Ndjson:
         """Build a distribution image."""
         wanted = await read_body(request, BuildImage, MAX_SPEC_BYTES)
-        return Ndjson(_events(self._images.build(caller_of(request), wanted)))
+        return Ndjson(generator_of(self._images.build(caller_of(request), wanted)))
 
     async def import_image(self, request: Request) -> Ndjson:
         """Import an image from an archive, which is the request's body."""
         name = read_query(request, ImageQuery).name
         taken = self._images.take_archive(caller_of(request), name, _chunks(request))
-        return Ndjson(_events(taken), reads_body=True)
+        return Ndjson(generator_of(taken), reads_body=True)
 
     def routes(self) -> list[Route]:
         """The table."""
@@ -285,8 +285,3 @@ async def _chunks(request: Request) -> AsyncIterator[bytes]:
     async for chunk in request.stream():
         if chunk:
             yield chunk
-
-
-async def _events(events: AsyncIterator[ImageEvent]) -> AsyncGenerator[object, None]:
-    async for event in events:
-        yield event

@@ -42,7 +42,7 @@ class DsecError(Exception):
     exit_status: ClassVar[int] = 70
     retryable: ClassVar[bool] = False
 
-    def __init__(self, message: str, **details: Detail) -> None:
+    def __init__(self, message: str, /, **details: Detail) -> None:
         super().__init__(message)
         self.message = message
         self.details: dict[str, Detail] = {k: v for k, v in details.items() if v is not None}

@@ -12,6 +12,7 @@ import anyio
 import anyio.abc
 
 from dsec.base.errors import Conflict, DsecError, InvalidRequest, NotFound, Unavailable
+from dsec.cli.boundary import Interrupted
 from dsec.cli.output import note
 from dsec.sdk import Command
 from dsec.wire.sandbox import CommandView, Exited, Gap, Output, PtySize
@@ -57,6 +58,7 @@ async def attach(command: Command, *, stdin: bool, pty: bool) -> int:
 
     Raises:
         Detached: the user typed the escape.
+        Interrupted: the user, or the terminal's end, has had it killed.
     """
     joined = _Joined(command, pty=pty)
     try:
@@ -64,13 +66,15 @@ async def attach(command: Command, *, stdin: bool, pty: bool) -> int:
             view = await joined.run(stdin=stdin)
     except* Detached:
         raise Detached from None
+    except* Interrupted:
+        raise Interrupted from None
     return exit_status(view)
 
 
 def exit_status(view: CommandView) -> int:
     """What we exit with, and a word on standard error if it is not the command's own doing."""
     if view.timed_out:
-        note(f"error: timed out after {view.duration_s:.0f} s; killed")
+        note(f"error: timed out after {round(view.duration_s, 1):g} s; killed")
     elif view.oom_killed:
         note("error: killed for want of memory")
     return view.exit_code if view.exit_code is not None else 1
@@ -159,7 +163,7 @@ class _Joined:
                 return
             with anyio.move_on_after(5):
                 await self._command.kill()
-        raise KeyboardInterrupt
+        raise Interrupted
 
 
 class Escape:

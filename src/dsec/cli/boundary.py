@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import os
 import sys
@@ -18,6 +19,7 @@ from dsec.base.errors import (
     DsecError,
     InternalError,
     NotFound,
+    PermissionDenied,
     QuotaExceeded,
     SandboxGone,
     StorageFull,
@@ -29,7 +31,15 @@ from dsec.sdk import DSecClient
 P = ParamSpec("P")
 INTERRUPTED = 130
 PIPE_CLOSED = 141
+SYSTEM = 71
 _settings = {"debug": False}
+
+
+class Interrupted(Exception):
+    """The user gave up.
+
+    Not KeyboardInterrupt: raised in a task, that ends asyncio's loop at once, tasks and all.
+    """
 
 
 def set_debug(*, debug: bool) -> None:
@@ -45,14 +55,15 @@ def verb(function: Callable[P, Awaitable[int | None]]) -> Callable[P, None]:
         async def run() -> int | None:
             return await function(*args, **kwargs)
 
-        raise typer.Exit(_guarded(run))
+        raise typer.Exit(guarded(lambda: anyio.run(run)))
 
     return command
 
 
-def _guarded(run: Callable[[], Awaitable[int | None]]) -> int:
+def guarded(run: Callable[[], int | None]) -> int:
+    """Run a verb to its end; the exit status, with what went wrong said on standard error."""
     try:
-        status = anyio.run(run) or 0
+        status = run() or 0
         sys.stdout.flush()
     except KeyboardInterrupt:
         return INTERRUPTED
@@ -62,7 +73,7 @@ def _guarded(run: Callable[[], Awaitable[int | None]]) -> int:
         return PIPE_CLOSED
     except BaseExceptionGroup as group:
         return report(_first(group))
-    except (DsecError, OSError) as exc:
+    except (DsecError, OSError, Interrupted) as exc:
         return report(exc)
     return status
 
@@ -78,20 +89,59 @@ def report(exc: BaseException) -> int:
         traceback.print_exception(exc)
     match exc:
         case DsecError():
-            text, status = exc.message, exc.exit_status
-        case KeyboardInterrupt():
+            text, status = _in_options(exc), exc.exit_status
+        case KeyboardInterrupt() | Interrupted():
             return INTERRUPTED
         case BrokenPipeError():
             return PIPE_CLOSED
         case OSError():
             name = f"{exc.filename}: " if exc.filename else ""
-            text, status = f"{name}{exc.strerror or exc}", 74
+            text, status = f"{name}{exc.strerror or exc}", _status_here(exc)
         case _:
             raise exc
-    sys.stderr.write(f"error: {clean(text)}\n")
-    for line in advice(exc):
+    first, *rest = text.rstrip().split("\n")
+    sys.stderr.write(f"error: {clean(first)}\n")
+    for line in [*rest, *advice(exc)]:
         sys.stderr.write(f"  {clean(line)}\n")
     return status
+
+
+def _status_here(exc: OSError) -> int:
+    """The status for what this machine refused: that of the like refusal by the platform."""
+    match exc:
+        case FileNotFoundError() | NotADirectoryError():
+            return NotFound.exit_status
+        case PermissionError():
+            return PermissionDenied.exit_status
+        case OSError(errno=errno.ENOSPC | errno.EDQUOT):
+            return StorageFull.exit_status
+        case _:
+            return SYSTEM
+
+
+_OPTIONS = {
+    "limits.memory_mb": "--memory",
+    "limits.cpu_cores": "--cpus",
+    "limits.pids": "--pids",
+    "ttl_running_stop": "--ttl",
+    "max_lifetime_s": "--lifetime",
+    "timeout_s": "--timeout",
+    "hostname": "--hostname",
+    "backend": "--backend",
+    "init_user": "--user",
+    "workdir": "--workdir",
+    "cwd": "--workdir",
+    "suite": "--suite",
+    "packages": "--package",
+    "packages[...]": "--package",
+}
+
+
+def _in_options(exc: DsecError) -> str:
+    """The message, with a field of the request by the name of the option it came from."""
+    place = exc.details.get("place")
+    option = _OPTIONS.get(place) if isinstance(place, str) else None
+    return f"{option}: {exc.message.rpartition(f'{place}: ')[2]}" if option else exc.message
 
 
 _ADVICE: list[tuple[type[DsecError], dict[str, str], str]] = [

@@ -22,6 +22,8 @@ from dsec.sdk import FileInfo, Progress, Sandbox
 
 CHUNK_BYTES = 256 << 10
 STREAM = "-"
+LEFT_OUT_SHOWN = 10
+INCOMPLETE = 1
 
 
 @dataclass(frozen=True)
@@ -51,10 +53,10 @@ async def cp(
     target: Annotated[str, typer.Argument(metavar="TO", help="Path, SANDBOX:PATH, or -.")],
     *,
     user: Annotated[str | None, typer.Option("--user", "-u", help="Who owns it there.")] = None,
-) -> None:
+) -> int:
     """Copy files and directories between this machine and a sandbox.
 
-    A directory goes into the target if that is there, else becomes it; FROM/. means what is in it.
+    What a copy to this machine had to leave out is said, and the exit status is then 1. A directory goes into the target if that is there, else becomes it; FROM/. means what is in it.
     With -, a tar stream is read from standard input or written to standard output.
 
     Examples:
@@ -70,8 +72,8 @@ async def cp(
     async with client() as dsec:
         if there.sandbox is not None:
             await _upload(await dsec.get(there.sandbox), here, there, user)
-        else:
-            await _download(await dsec.get(here.sandbox or ""), here, there, user)
+            return 0
+        return await _download(await dsec.get(here.sandbox or ""), here, there, user)
 
 
 async def _upload(sandbox: Sandbox, here: Place, there: Place, user: str | None) -> None:
@@ -105,21 +107,21 @@ async def _is_dir(sandbox: Sandbox, path: str, user: str | None) -> bool:
         return False
 
 
-async def _download(sandbox: Sandbox, here: Place, there: Place, user: str | None) -> None:
+async def _download(sandbox: Sandbox, here: Place, there: Place, user: str | None) -> int:
     if there.path == STREAM:
         async with sandbox.files.get_tar(here.path, user=user) as stream:
             async for data in stream:
                 sys.stdout.buffer.write(data)
         sys.stdout.buffer.flush()
-        return
+        return 0
     info = await sandbox.files.stat(here.path, user=user)
     local = _destination(here, there)
     if info.is_dir:
-        await _download_tree(sandbox, here.path, local, user)
-    elif info.is_file:
-        await _download_file(sandbox, info, here.path, local, user)
-    else:
+        return await _download_tree(sandbox, here.path, local, user)
+    if not info.is_file:
         raise InvalidRequest(f"{here.path} is a {info.kind}, not a file or directory")
+    await _download_file(sandbox, info, here.path, local, user)
+    return 0
 
 
 def _destination(here: Place, there: Place) -> Path:
@@ -134,16 +136,21 @@ def _plain_name(path: str) -> str:
     return name
 
 
-async def _download_tree(sandbox: Sandbox, path: str, local: Path, user: str | None) -> None:
+async def _download_tree(sandbox: Sandbox, path: str, local: Path, user: str | None) -> int:
     with _counting() as progress:
         done = await sandbox.files.download_tree(path, local, user=user, progress=progress)
-    for name, reason in done.skipped:
+    for name, reason in done.skipped[:LEFT_OUT_SHOWN]:
         note(f"left out: {name}: {reason}")
+    if (more := len(done.skipped) - LEFT_OUT_SHOWN) > 0:
+        note(f"left out: {more} more; `dsec cp FROM - | tar x` has them all")
+    return INCOMPLETE if done.skipped else 0
 
 
 async def _download_file(
     sandbox: Sandbox, info: FileInfo, path: str, local: Path, user: str | None
 ) -> None:
+    if not local.parent.is_dir():
+        raise NotFound(f"no directory {local.parent}", kind="local_path")
     part = local.with_name(f".{local.name}.{os.getpid()}.part")
     done = 0
     try:

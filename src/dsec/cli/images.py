@@ -13,12 +13,14 @@ import typer
 from dsec.base.clock import SystemClock
 from dsec.base.errors import InvalidRequest, Unavailable
 from dsec.base.quantity import format_size
+from dsec.cli import parsing
 from dsec.cli.boundary import client, verb
 from dsec.cli.options import Json
 from dsec.cli.output import age, clean, note, print_json, print_table
 from dsec.sdk import ImageEvents
 from dsec.wire.public_v1 import ImageProgress, ImageReady, ImageView
 
+DISTRIBUTIONS = ("debian",)
 Name = Annotated[str | None, typer.Option("--name", "-n", help="Name to give it.")]
 
 
@@ -98,6 +100,7 @@ async def build(
 
     Example: dsec image build debian -p git -p python3 --name tools
     """
+    parsing.one_of(DISTRIBUTIONS, distribution, "distribution")
     async with client() as dsec:
         events = dsec.images.build(distribution, name, package or [], suite)
         await follow(events, json=json)
@@ -107,7 +110,7 @@ async def build(
 async def rm(
     names: Annotated[list[str], typer.Argument(metavar="NAME...", help="Names of images.")],
 ) -> None:
-    """Remove images; sandboxes that run from them go on."""
+    """Remove images. One that a sandbox runs from stays until that has stopped."""
     async with client() as dsec:
         for name in names:
             await dsec.images.remove(name)

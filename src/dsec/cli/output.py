@@ -34,9 +34,27 @@ def _shown(char: str) -> str:
 
 
 def print_json(value: object) -> None:
-    """One document, in ASCII: nothing in it acts on a terminal."""
-    plain = msgspec.to_builtins(value)
-    sys.stdout.write(json.dumps(plain, indent=2) + "\n")
+    """One document, in ASCII: nothing in it acts on a terminal.
+
+    Every field is there, also those that the API leaves out because they say the usual.
+    """
+    sys.stdout.write(json.dumps(_whole(value), indent=2) + "\n")
+
+
+def _whole(value: object) -> object:
+    match value:
+        case msgspec.Struct():
+            config = type(value).__struct_config__
+            tag = {config.tag_field: config.tag} if config.tag_field else {}
+            names = value.__struct_fields__, value.__struct_encode_fields__
+            fields = zip(*names, strict=True)
+            return tag | {encoded: _whole(getattr(value, name)) for name, encoded in fields}
+        case dict():
+            return {key: _whole(item) for key, item in value.items()}
+        case list() | tuple():
+            return [_whole(item) for item in value]
+        case _:
+            return msgspec.to_builtins(value)
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> None:

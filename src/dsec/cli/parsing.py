@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections.abc import Sequence
@@ -9,7 +10,7 @@ from collections.abc import Sequence
 from dsec.base.errors import InvalidRequest
 from dsec.base.quantity import MIB, parse_size_bytes
 
-_DURATION = re.compile(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+(?:\.\d+)?)s?)?")
+_DURATION = re.compile(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+(?:\.\d+)?)s?)?", re.ASCII)
 
 
 def pairs(items: Sequence[str], what: str) -> dict[str, str]:
@@ -43,10 +44,32 @@ def memory_mb(text: str) -> int:
     Raises:
         InvalidRequest: it is no size.
     """
-    size = int(text) if text.isdigit() else parse_size_bytes(text) // MIB
+    size = int(text) if text.isascii() and text.isdecimal() else parse_size_bytes(text) // MIB
     if size < 1:
         raise InvalidRequest(f"{text!r} is less than 1 MiB")
     return size
+
+
+def cores(number: float) -> float:
+    """A number of cores.
+
+    Raises:
+        InvalidRequest: it is none, as `nan` is.
+    """
+    if not math.isfinite(number):
+        raise InvalidRequest(f"--cpus: {number} is not a number of cores")
+    return number
+
+
+def one_of(allowed: Sequence[str], text: str, what: str) -> str:
+    """A word of a list.
+
+    Raises:
+        InvalidRequest: it is not in it.
+    """
+    if text not in allowed:
+        raise InvalidRequest(f"{what}: {text!r} is none of {', '.join(allowed)}")
+    return text
 
 
 def seconds(text: str) -> float | None:

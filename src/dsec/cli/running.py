@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Annotated, cast
+from typing import Annotated, cast, get_args
 
 import typer
 
@@ -40,6 +40,10 @@ async def run(
     words: Words = None,
     *,
     rm: Annotated[bool, typer.Option("--rm", help="Stop it when the command ends.")] = False,
+    entrypoint: Annotated[
+        bool,
+        typer.Option("--entrypoint", help="Run the image's own program; words are its arguments."),
+    ] = False,
     stdin: Interactive = False,
     tty: Tty = False,
     memory: Annotated[str, typer.Option("--memory", "-m", help="E.g. 512M, 4G.")] = "2G",
@@ -69,19 +73,19 @@ async def run(
     Examples:
       dsec run debian
 
-      dsec run --rm -m 4G --allow pypi debian -- sh -c 'pip install rich && pytest'
+      dsec run --rm -m 4G -e CI=1 debian -- sh -c 'make && make test'
 
       dsec run --rm -it debian -- bash
     """
     command = parsing.command(words or [])
-    if not command and (rm or stdin or tty or timeout):
+    if not command and not entrypoint and (rm or stdin or tty or timeout):
         raise InvalidRequest("--rm, -i, -t and --timeout need a command")
     if tty:
         need_terminal()
     args = DSecContainerRunArgs(
         container_image=image,
         memory_limit_mb=parsing.memory_mb(memory),
-        cpu_cores_limit=cpus,
+        cpu_cores_limit=parsing.cores(cpus),
         pids_limit=pids,
         ttl_running_stop=parsing.seconds(ttl),
         max_lifetime_s=parsing.seconds(lifetime),
@@ -91,13 +95,13 @@ async def run(
         env=parsing.environment(env or []),
         hostname=hostname,
         labels=parsing.pairs(label or [], "label"),
-        backend=cast("Backend", backend),
+        backend=cast("Backend", parsing.one_of(get_args(Backend), backend, "--backend")),
     )
     async with client() as dsec:
         sandbox = await dsec.run_container(args, timeout=parsing.seconds(wait) or LONGEST_S)
         for warning in sandbox.warnings:
             note(f"warning: {warning}")
-        if not command:
+        if not command and not entrypoint:
             if json:
                 print_json(sandbox.view)
             else:
@@ -105,9 +109,11 @@ async def run(
             return 0
         if rm:
             async with sandbox:
-                return await _execute(sandbox, command, stdin, tty, timeout=timeout)
+                return await _execute(
+                    sandbox, command, stdin, tty, timeout=timeout, entrypoint=entrypoint
+                )
         note(f"sandbox {sandbox.id}")
-        return await _execute(sandbox, command, stdin, tty, timeout=timeout)
+        return await _execute(sandbox, command, stdin, tty, timeout=timeout, entrypoint=entrypoint)
 
 
 @verb
@@ -227,10 +233,12 @@ async def _execute(
     workdir: str | None = None,
     env: Sequence[str] | None = None,
     timeout: str | None = None,
+    entrypoint: bool = False,
 ) -> int:
     given = parsing.environment(env or [])
     started = await sandbox.start(
-        command,
+        command or None,
+        entrypoint=entrypoint,
         stdin="pipe" if stdin else "null",
         pty=terminal_size() if tty else None,
         user=user,

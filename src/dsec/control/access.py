@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from dsec.base.errors import PermissionDenied
 from dsec.base.ids import ProjectId
 from dsec.iam.decide import decide, permissions_in
 from dsec.iam.permissions import Permission
 from dsec.iam.principals import Principal
-from dsec.iam.projects import ProjectTree
+from dsec.iam.projects import ROOT, ProjectTree
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,12 +34,24 @@ class Caller:
         decide(self.principal, permission, project, self.tree, what)
 
     def require_somewhere(self, permission: Permission) -> None:
-        """Allow what concerns no project (nodes, images): the right must be held at home.
+        """Allow a look at what all projects share (nodes, images): the right is needed at home.
 
         Raises:
             NotFound, PermissionDenied: as `require`.
         """
         self.require(permission, self.project)
+
+    def require_everywhere(self, permission: Permission) -> None:
+        """Allow what concerns every project: the right must be held in the root.
+
+        Raises:
+            PermissionDenied: it is not.
+        """
+        if permission not in (permissions_in(self.principal, ROOT, self.tree) or ()):
+            raise PermissionDenied(
+                f"{self.principal.name} lacks {permission} in project {ROOT}: all projects share it",
+                permission=permission.value,
+            )
 
     def visible(self, permission: Permission) -> frozenset[ProjectId]:
         """Projects in which the caller holds a right."""

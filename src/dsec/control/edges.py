@@ -65,6 +65,10 @@ class Edges:
         except (DsecError, TimeoutError) as exc:
             self._away(edge, str(exc) or "no answer in time")
             return
+        except Exception:  # one edge's fault must not end the task that looks after all
+            logger.exception("cannot understand an edge", extra={"address": edge.address})
+            self._away(edge, "a bug; see above")
+            return
         if self._by_node.setdefault(node, edge) is not edge:
             self._away(edge, f"calls itself {node}, as does {self._by_node[node].address}")
             return

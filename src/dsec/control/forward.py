@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from http import HTTPStatus
 
 import anyio
 import anyio.abc
@@ -10,11 +11,13 @@ import httpx
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 from websockets.asyncio.client import ClientConnection, connect, unix_connect
-from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketException
+from websockets.exceptions import ConnectionClosed, InvalidStatus, InvalidURI, WebSocketException
+from websockets.uri import parse_uri
 
-from dsec.base.errors import Unavailable
-from dsec.control.remote import CONNECT_TIMEOUT_S, EdgeLink
+from dsec.base.errors import InvalidRequest, Unavailable
+from dsec.control.remote import CONNECT_TIMEOUT_S, EdgeLink, refused_us
 from dsec.kit import log
+from dsec.kit.generators import closing
 
 _HOP_BY_HOP = frozenset(
     {
@@ -66,6 +69,8 @@ class Forward:
         headers.append((b"x-request-id", log.request_id.get().encode()))
         response = await self._link.open(scope["method"], _raw_path(scope), headers, body.content())
         try:
+            if response.status_code == HTTPStatus.UNAUTHORIZED:
+                raise refused_us()
             await send(
                 {
                     "type": "http.response.start",
@@ -77,8 +82,9 @@ class Forward:
                     ],
                 }
             )
-            async for chunk in response.aiter_raw():
-                await send({"type": "http.response.body", "body": chunk, "more_body": True})
+            async with closing(response.aiter_raw()) as chunks:
+                async for chunk in chunks:
+                    await send({"type": "http.response.body", "body": chunk, "more_body": True})
             await send({"type": "http.response.body", "body": b""})
         except httpx.TransportError as exc:
             raise self._link.broken(exc) from exc
@@ -91,6 +97,8 @@ class Forward:
         try:
             upstream = await self._connect(scope)
         except InvalidStatus as exc:
+            if exc.response.status_code == HTTPStatus.UNAUTHORIZED:
+                raise refused_us() from exc
             await _relay_refusal(exc, send)
             return
         except (OSError, TimeoutError, WebSocketException) as exc:
@@ -106,14 +114,11 @@ class Forward:
                 await upstream.close()
 
     async def _connect(self, scope: Scope) -> ClientConnection:
-        query = scope["query_string"]
-        path = scope["raw_path"].decode("latin-1") + (f"?{query.decode()}" if query else "")
         headers = {"X-Request-Id": log.request_id.get()}
         if self._link.token:
             headers["Authorization"] = f"Bearer {self._link.token}"
         # The pings are the edge's and the client's; compressing binary streams buys nothing.
-        netloc = self._link.url.netloc.decode()
-        uri = f"ws://{netloc}{path}"
+        uri = _websocket_uri(self._link.url.netloc, _raw_path(scope))
         if self._link.unix_socket:
             return await unix_connect(
                 self._link.unix_socket,
@@ -172,6 +177,23 @@ def _raw_path(scope: Scope) -> bytes:
     query: bytes = scope["query_string"]
     path: bytes = scope["raw_path"]
     return path + b"?" + query if query else path
+
+
+def _websocket_uri(netloc: bytes, raw_path: bytes) -> str:
+    """The address of a WebSocket at the edge.
+
+    Raises:
+        InvalidRequest: what would be asked for is not what came in.
+    """
+    path = raw_path.decode("latin-1")
+    uri = f"ws://{netloc.decode()}{path}"
+    try:
+        kept = parse_uri(uri).resource_name == path
+    except InvalidURI:
+        kept = False
+    if not kept:
+        raise InvalidRequest(f"not an address: {path}")
+    return uri
 
 
 async def _upwards(upstream: ClientConnection, receive: Receive, scope: anyio.CancelScope) -> None:

@@ -9,10 +9,11 @@ from collections.abc import AsyncIterator, Callable, Sequence
 
 import anyio
 
-from dsec.base.errors import NotFound, Unavailable
+from dsec.base.errors import DsecError, NotFound, Unavailable
 from dsec.control.access import Caller
 from dsec.control.edges import Edge, Edges
 from dsec.iam.permissions import Permission
+from dsec.kit.generators import closing
 from dsec.wire.edge_v1 import ImageEvent
 from dsec.wire.public_v1 import BuildImage, ImageProgress, ImageReady, ImageView, PullImage
 
@@ -39,7 +40,7 @@ class Images:
             try:
                 with anyio.fail_after(FANOUT_TIMEOUT_S):
                     images = await edge.api.images()
-            except (Unavailable, TimeoutError):
+            except (DsecError, TimeoutError):
                 continue
             answered += 1
             found |= {image.name: image for image in images}
@@ -54,7 +55,7 @@ class Images:
             PermissionDenied: the caller may not change images.
             NotFound: no node has it. Conflict: a sandbox uses it. Unavailable: a node is away.
         """
-        caller.require_somewhere(Permission.IMAGE_WRITE)
+        caller.require_everywhere(Permission.IMAGE_WRITE)
         removed = False
         for edge in self._present():
             try:
@@ -71,7 +72,7 @@ class Images:
         Raises:
             PermissionDenied: the caller may not change images. Unavailable: no node is known.
         """
-        caller.require_somewhere(Permission.IMAGE_WRITE)
+        caller.require_everywhere(Permission.IMAGE_WRITE)
         return self._everywhere(lambda edge: edge.api.pull_image(request))
 
     def build(self, caller: Caller, request: BuildImage) -> AsyncIterator[ImageEvent]:
@@ -80,7 +81,7 @@ class Images:
         Raises:
             PermissionDenied: the caller may not change images. Unavailable: no node is known.
         """
-        caller.require_somewhere(Permission.IMAGE_WRITE)
+        caller.require_everywhere(Permission.IMAGE_WRITE)
         return self._everywhere(lambda edge: edge.api.build_image(request))
 
     def take_archive(
@@ -91,7 +92,7 @@ class Images:
         Raises:
             PermissionDenied: the caller may not change images. Unavailable: no node is known.
         """
-        caller.require_somewhere(Permission.IMAGE_WRITE)
+        caller.require_everywhere(Permission.IMAGE_WRITE)
         return self._present()[0].api.import_image(name, archive)
 
     def _present(self) -> Sequence[Edge]:
@@ -112,10 +113,11 @@ async def _one_after_another(
     """Progress of all, and one `ready` at the end."""
     ready: ImageReady | None = None
     for edge, start in work:
-        async for event in start(edge):
-            if isinstance(event, ImageProgress):
-                yield event
-            else:
-                ready = event
+        async with closing(start(edge)) as events:
+            async for event in events:
+                if isinstance(event, ImageProgress):
+                    yield event
+                else:
+                    ready = event
     if ready is not None:
         yield ready

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import anyio
 import msgspec
 
-from dsec.base.errors import InvalidRequest, Unavailable
+from dsec.base.errors import DsecError, InvalidRequest, Unavailable
 from dsec.base.ids import NodeId, ProjectId
 from dsec.base.states import SandboxState
 from dsec.control.access import Caller
@@ -77,7 +77,7 @@ async def _ask_all(edges: Edges, matching: ListFilter) -> tuple[list[SandboxView
         try:
             with anyio.fail_after(LIST_TIMEOUT_S):
                 views.extend(await edge.api.list_sandboxes(matching))
-        except (Unavailable, TimeoutError):
+        except (DsecError, TimeoutError):
             silent.append(node)
 
     known = edges.all()

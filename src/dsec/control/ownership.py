@@ -30,6 +30,10 @@ class Ownership:
         if len(self._projects) > self._remembered:
             self._projects.popitem(last=False)
 
+    def knows(self, sandbox: SandboxId) -> bool:
+        """Whether that sandbox is known to have been made."""
+        return sandbox in self._projects
+
     async def project_of(self, sandbox: SandboxId) -> ProjectId:
         """The project a sandbox belongs to.
 

@@ -7,6 +7,7 @@ must not be decoded on the way.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
+from http import HTTPStatus
 from typing import TypeVar
 from urllib.parse import quote, urlencode
 
@@ -14,6 +15,7 @@ import httpx
 import msgspec
 
 from dsec.base.errors import DsecError, Unavailable, error_from
+from dsec.kit.generators import closing
 from dsec.wire.edge_v1 import CreateOnEdge, ImageEvent, ListFilter
 from dsec.wire.public_v1 import (
     BuildImage,
@@ -78,21 +80,30 @@ class EdgeLink:
     ) -> httpx.Response:
         """Send a request; the answer's body is still to be read, and to be closed.
 
+        Args:
+            method: as it goes out.
+            raw_path: path and query, sent byte for byte.
+            headers: besides our own.
+            content: the body.
+
         Raises:
             Unavailable: no answer; `details["sent"]` is False if the edge cannot have seen it.
         """
         request = httpx.Request(
             method,
-            self.url.copy_with(raw_path=raw_path),
+            self.url,
             headers=[*self.own_headers(), *headers],
             content=content,
             extensions={
+                # Not as the URL's path: httpx would resolve dots and encode it anew, and the edge
+                # would serve another path than the one that was judged.
+                "target": raw_path,
                 "timeout": {
                     "connect": CONNECT_TIMEOUT_S,
                     "pool": CONNECT_TIMEOUT_S,
                     "read": READ_TIMEOUT_S,
                     "write": READ_TIMEOUT_S,
-                }
+                },
             },
         )
         try:
@@ -176,7 +187,10 @@ class HttpEdge:
         # An answer that took long may be an error under a status sent before (spec/rest.md).
         if response.status_code >= 300 or answer.startswith(b'{"error":'):
             raise _error_in(response.status_code, answer)
-        return msgspec.json.decode(answer or b"null", type=shape)
+        try:
+            return msgspec.json.decode(answer or b"null", type=shape)
+        except msgspec.MsgspecError as exc:
+            raise self._odd(exc) from exc
 
     async def _stream(
         self,
@@ -188,26 +202,38 @@ class HttpEdge:
         try:
             if response.status_code >= 300:
                 raise _error_in(response.status_code, await response.aread())
-            async for line in response.aiter_lines():
-                match _EVENT.decode(line):
-                    case StreamError() as error:
-                        raise error_from(
-                            error.code, error.message, error.details, error.http_status
-                        )
-                    case Heartbeat():
+            async with closing(response.aiter_lines()) as lines:
+                async for line in lines:
+                    if (event := _event(line)) is None:
                         continue
-                    case event:
-                        yield event
-                        if isinstance(event, ImageReady):
-                            return
+                    yield event
+                    if isinstance(event, ImageReady):
+                        return
         except httpx.TransportError as exc:
             raise self._link.broken(exc) from exc
+        except msgspec.MsgspecError as exc:
+            raise self._odd(exc) from exc
         finally:
             await response.aclose()
         raise Unavailable(f"the edge at {self._link.address} broke off in the middle")
 
+    def _odd(self, exc: msgspec.MsgspecError) -> Unavailable:
+        return Unavailable(f"the edge at {self._link.address} answers in another shape: {exc}")
+
 
 _EVENT = msgspec.json.Decoder(ImageProgress | ImageReady | Heartbeat | StreamError)
+
+
+def _event(line: str) -> ImageEvent | None:
+    """What a line says; None for a heartbeat. Raises the error it may hold."""
+    said: ImageEvent | Heartbeat | StreamError = _EVENT.decode(line)
+    match said:
+        case StreamError() as error:
+            raise error_from(error.code, error.message, error.details, error.http_status)
+        case Heartbeat():
+            return None
+        case event:
+            return event
 
 
 def _raw_path(path: str, query: Mapping[str, str] | None) -> bytes:
@@ -219,4 +245,11 @@ def _error_in(status: int, body: bytes) -> DsecError:
         error = msgspec.json.decode(body, type=ErrorAnswer).error
     except msgspec.MsgspecError:
         return Unavailable(f"the edge answered {status} and no error of ours")
+    if status == HTTPStatus.UNAUTHORIZED:
+        return refused_us()
     return error_from(error.code, error.message, error.details, status)
+
+
+def refused_us() -> Unavailable:
+    """The error for an edge that does not know our secret: no fault of the caller's key."""
+    return Unavailable("the edge does not accept this server's secret (token_file)", sent=False)

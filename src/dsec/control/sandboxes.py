@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -20,14 +21,15 @@ from dsec.base.errors import (
     DsecError,
     InvalidRequest,
     NotFound,
+    SandboxGone,
     StorageFull,
     Unavailable,
     Unsupported,
 )
-from dsec.base.ids import NodeId, ProjectId, SandboxId, mint_sandbox_id, node_of, sandbox_id
+from dsec.base.ids import NodeId, ProjectId, SandboxId, mint_sandbox_id, node_of
 from dsec.control.access import Caller
 from dsec.control.claims import Claims
-from dsec.control.edges import Edges
+from dsec.control.edges import Edge, Edges
 from dsec.control.flights import Flights
 from dsec.control.ownership import Ownership
 from dsec.iam.permissions import Permission
@@ -37,11 +39,14 @@ from dsec.wire.edge_v1 import CreateOnEdge
 from dsec.wire.public_v1 import BatchItem, CreateBatch, ErrorBody
 from dsec.wire.sandbox import SandboxSpec, SandboxView
 
+logger = logging.getLogger("dsec.control")
+
 CREATE_TIMEOUT_S = 300.0
 BATCH_AT_ONCE = 32
 """Creations of one batch in flight; a batch of thousands must not starve single creations."""
 MAX_KEY_LENGTH = 200
 CLAIMS_KEPT_S = 2 * 86400.0
+FORGET_EVERY_S = 3600.0
 
 
 @dataclass(eq=False)
@@ -187,11 +192,24 @@ class Sandboxes:
         request = CreateOnEdge(id=sandbox, project=creation.project, spec=creation.spec)
         try:
             with anyio.fail_after(CREATE_TIMEOUT_S):
+                if self._ownership.knows(sandbox):
+                    return await self._made_before(edge, sandbox)
                 view = await edge.api.create(request)
         except TimeoutError:
             raise DeadlineExceeded(f"creating {sandbox} took over {CREATE_TIMEOUT_S} s") from None
         self._ownership.learn(sandbox, creation.project)
         return view
+
+    async def _made_before(self, edge: Edge, sandbox: SandboxId) -> SandboxView:
+        """Answer a repeat.
+
+        The edge may have forgotten a sandbox that is over; asked to create it by its id, it would
+        make a second one of that name.
+        """
+        try:
+            return await edge.api.get(sandbox)
+        except NotFound:
+            raise SandboxGone(f"{sandbox} is over, and long ago", reason="forgotten") from None
 
     @asynccontextmanager
     async def create_batch(
@@ -233,32 +251,14 @@ class Sandboxes:
             return BatchItem(index=index, error=body)
         return BatchItem(index=index, sandbox=view)
 
-    async def get(self, caller: Caller, sandbox: str) -> SandboxView:
-        """Look at one.
-
-        Raises:
-            NotFound: there is none, or not for this caller. Unavailable: its edge is away.
-        """
-        known = sandbox_id(sandbox)
-        await self._ownership.require(caller, Permission.SANDBOX_READ, known)
-        return await self._edges.of(known).api.get(known)
-
-    async def stop(self, caller: Caller, sandbox: str) -> SandboxView:
-        """Stop one and wait until nothing of it is left.
-
-        Raises:
-            NotFound: there is none, or not for this caller. PermissionDenied.
-            Unavailable: its edge is away.
-        """
-        known = sandbox_id(sandbox)
-        await self._ownership.require(caller, Permission.SANDBOX_STOP, known)
-        return await self._edges.of(known).api.stop(known)
-
     async def forget_old_claims(self) -> None:
         """Drop idempotency keys nobody will repeat any more, once an hour, for ever."""
         while True:
-            await self._claims.forget_before(self._clock.now() - CLAIMS_KEPT_S)
-            await anyio.sleep(3600)
+            try:
+                await self._claims.forget_before(self._clock.now() - CLAIMS_KEPT_S)
+            except Exception:  # a full disk now is no reason to end; the next hour may be better
+                logger.exception("cannot forget old idempotency keys")
+            await anyio.sleep(FORGET_EVERY_S)
 
 
 def _digest(spec: SandboxSpec) -> bytes:

@@ -18,6 +18,7 @@ import msgspec
 from anyio.abc import ByteStream
 
 from dsec.base.errors import (
+    DeadlineExceeded,
     DsecError,
     InternalError,
     PayloadTooLarge,
@@ -26,6 +27,8 @@ from dsec.base.errors import (
     Unavailable,
     error_from,
 )
+from dsec.edge.ahead import reading_ahead, swallow
+from dsec.edge.charge import Charge
 from dsec.edge.connection import UnixConnection
 from dsec.wire.frames import (
     HEADER,
@@ -43,6 +46,9 @@ MAX_STREAM_ID = (1 << 32) - 1
 GRANT_BYTES = INITIAL_CREDIT // 4
 """Credit is given back in pieces of this size: few frames, and the sender never runs dry."""
 CHUNK_BYTES = 64 * 1024
+MAX_PING_BYTES = 16
+STALL_S = 1800.0
+"""A client that has left cannot always be seen while it has more to say than anybody takes."""
 MAX_EVENT_BYTES = 32 << 20
 """Events are not under credit: a stream whose reader lets more than this pile up is given up."""
 MAX_COLLECTED_BYTES = 160 << 20
@@ -104,10 +110,11 @@ class Collected(NamedTuple):
 class _Call:
     """A stream that is read to its end before anyone looks; its data is acknowledged at once."""
 
-    __slots__ = ("_channel", "collected", "error", "event", "id", "size")
+    __slots__ = ("_channel", "_charge", "collected", "error", "event", "id", "size")
 
-    def __init__(self, channel: AetherChannel, stream: int) -> None:
+    def __init__(self, channel: AetherChannel, stream: int, charge: Charge) -> None:
         self._channel = channel
+        self._charge = charge
         self.id = stream
         self.event = anyio.Event()
         self.collected = Collected(b"", {}, [])
@@ -125,14 +132,22 @@ class _Call:
 
     def _take(self, kind: int, channel: int, payload: bytes) -> None:
         self.size += len(payload)
+        try:
+            self._charge.take(len(payload))
+        except RateLimited as exc:
+            self._give_up(exc)
+            return
         if self.size > MAX_COLLECTED_BYTES:
-            self._channel.abandon(self.id)
-            self.fail(PayloadTooLarge(f"the answer is over {MAX_COLLECTED_BYTES} bytes"))
+            self._give_up(PayloadTooLarge(f"the answer is over {MAX_COLLECTED_BYTES} bytes"))
         elif kind == _DATA:
             self.collected.data.setdefault(channel, bytearray()).extend(payload)
             self._channel.write(_CREDIT, self.id, len(payload).to_bytes(4, "big"))
         else:
             self.collected.more.append(payload)
+
+    def _give_up(self, error: DsecError) -> None:
+        self._channel.abandon(self.id)
+        self.fail(error)
 
     def fail(self, error: DsecError) -> None:
         self.error = error
@@ -171,24 +186,37 @@ class AetherStream:
         self._receiving: anyio.Event | None = None
         self._sending: anyio.Event | None = None
 
-    async def send(self, data: bytes | memoryview) -> None:
+    async def send(self, data: bytes | memoryview, stall_s: float | None = STALL_S) -> None:
         """Send data on the main channel, waiting for credit.
 
+        A stream that ended with its result takes no more: what is left is dropped, and `over` says so.
+
+        Args:
+            data: what to send.
+            stall_s: how long to wait without anything being taken; None = for ever.
+
         Raises:
-            SandboxGone, Unavailable: the channel is over.
+            SandboxGone, Unavailable: the channel is over. DeadlineExceeded: nothing was taken.
             DsecError: aether ended the stream with it.
         """
         view = memoryview(data)
         while view:
-            while not self._credit:
-                self._check_open()
-                self._sending = anyio.Event()
-                await self._sending.wait()
-            self._check_open()
+            if not self._credit:
+                await self._wait_credit(stall_s)
+            if self._is_over():
+                return
             size = min(self._credit, CHUNK_BYTES, len(view))
             self._credit -= size
             self._channel.write(_DATA, self.id, bytes(view[:size]))
             view = view[size:]
+
+    async def _wait_credit(self, stall_s: float | None) -> None:
+        with anyio.move_on_after(stall_s) as waiting:
+            while not self._credit and not self._is_over():
+                self._sending = anyio.Event()
+                await self._sending.wait()
+        if waiting.cancelled_caught:
+            raise DeadlineExceeded(f"nothing was taken for {stall_s:.0f} s", seconds=stall_s)
 
     def end(self) -> None:
         """Send no more data on the main channel. No effect on a stream that is over."""
@@ -236,6 +264,24 @@ class AetherStream:
             self._event_bytes = 0
         return item
 
+    async def send_all(self, data: AsyncIterator[bytes], stall_s: float | None = STALL_S) -> None:
+        """Send what comes, then say that this is all; stops early once the stream is over.
+
+        Raises:
+            DsecError: as from `send`.
+            Exception: what `data` raises, at once, even while the sandbox takes nothing.
+        """
+        async with reading_ahead(data) as chunks:
+            try:
+                async for chunk in chunks:
+                    if self._done:
+                        break  # if it has failed, `finish` says how
+                    await self.send(chunk, stall_s)
+            finally:
+                if self._done:
+                    await swallow(chunks)
+        self.end()
+
     async def finish(self) -> Any:
         """Throw away what still comes and return the result.
 
@@ -253,11 +299,10 @@ class AetherStream:
             self._channel.write(_CREDIT, self.id, self._consumed.to_bytes(4, "big"))
             self._consumed = 0
 
-    def _check_open(self) -> None:
+    def _is_over(self) -> bool:
         if self._error is not None:
             raise self._error
-        if self._done:
-            raise Unavailable("the stream is over")
+        return self._done
 
     def _wake(self) -> None:
         for event in (self._receiving, self._sending):
@@ -277,7 +322,7 @@ class AetherStream:
         elif kind == _END:
             self._inbox.append(End(channel))
         elif kind == _CREDIT:
-            self._credit += int.from_bytes(payload, "big")
+            self._credit += int.from_bytes(payload[:4], "big")
         elif kind == _RESULT:
             self.result = _decode(payload) if payload else None
             self._done = True
@@ -366,19 +411,31 @@ class AetherChannel:
         payload = (await self.collect(method, args)).result
         return _decode(payload) if payload else None
 
-    async def collect(self, method: str, args: dict[str, Any] | None = None) -> Collected:
+    async def collect(
+        self, method: str, args: dict[str, Any] | None = None, charge: Charge | None = None
+    ) -> Collected:
         """As `call`, but all that came, as it came.
+
+        Args:
+            method: what to ask for.
+            args: its arguments.
+            charge: holds what came, for the caller to release; else it is held only while it comes.
 
         Raises:
             DsecError: aether's answer, or SandboxGone, Unavailable if the channel is over.
+                RateLimited: answers on their way take too much memory.
         """
-        call = _Call(self, self._next + 1)
+        own = charge or Charge()
+        call = _Call(self, self._next + 1, own)
         self._open(call, method, args)
         try:
             await call.event.wait()
         except BaseException:
             self.abandon(call.id)
             raise
+        finally:
+            if charge is None:
+                own.release()
         if call.error is not None:
             raise call.error
         return call.collected
@@ -419,6 +476,7 @@ class AetherChannel:
             raise RateLimited(f"{MAX_STREAMS} operations are open on this sandbox", retry_after_s=1)
         if self._next >= MAX_STREAM_ID:
             self.close(Unavailable("the channel has used up its stream ids"))
+            raise Unavailable("the channel has used up its stream ids")
         payload = _encode({**(args or {}), "m": method})
         if len(payload) > MAX_PAYLOAD:
             raise PayloadTooLarge(
@@ -443,23 +501,27 @@ class AetherChannel:
                     break
                 at = end
                 self._dispatch(stream, kind, channel, bytes(buffer[begin:end]))
-        except (FrameError, msgspec.MsgspecError, TypeError, ValueError) as exc:
+        except Exception as exc:  # whatever it said: nesting without end is a RecursionError
             logger.exception("aether broke the protocol")
+            buffer.clear()
             self.close(Unavailable(f"the channel broke: {exc}"))
             return
         del buffer[:at]
 
     def _dispatch(self, stream: int, kind: int, channel: int, payload: bytes) -> None:
         if kind == _PING:
+            if len(payload) > MAX_PING_BYTES:
+                raise FrameError(f"a ping of {len(payload)} bytes")
             self.write(_PONG, 0, payload)
             return
         # An unknown stream is one that was given up: what was on its way is thrown away.
         sink = self._sinks.get(stream)
         if sink is None:
             return
-        if kind in (_RESULT, _ERROR):
-            del self._sinks[stream]
         sink.push(kind, channel, payload)
+        # Only now: if the frame makes no sense, the stream has to be among those told of the end.
+        if kind in (_RESULT, _ERROR):
+            self._sinks.pop(stream, None)
 
     def _lost(self) -> None:
         on_lost, self._on_lost = self._on_lost, None

@@ -12,8 +12,10 @@ import msgspec
 from dsec.base.errors import DeadlineExceeded, InvalidRequest, Unavailable
 from dsec.base.ids import command_id, mint_command_id, mint_session_id, session_id
 from dsec.edge.channel import AetherChannel, Collected, Data
+from dsec.edge.charge import Charge
 from dsec.edge.lifecycle.owner import Owner
 from dsec.wire.frames import Channel
+from dsec.wire.public_v1 import ImageView
 from dsec.wire.sandbox import (
     Captured,
     CommandEvent,
@@ -76,12 +78,15 @@ def deadline(seconds: float, what: str) -> Iterator[None]:
         raise DeadlineExceeded(f"{what} took over {seconds:.0f} s", seconds=seconds) from None
 
 
-def checked(spec: CommandSpec) -> CommandSpec:
+def checked(spec: CommandSpec, image: ImageView) -> CommandSpec:
     """A command's specification with an id, and what the shapes cannot say checked.
 
     Raises:
-        InvalidRequest: not exactly one of argv and shell, or a malformed id.
+        InvalidRequest: not exactly one of argv and shell, or a malformed id, or the image's own
+            program is asked for and it names none.
     """
+    if spec.entrypoint:
+        spec = _with_entrypoint(spec, image)
     if (spec.argv is None) == (spec.shell is None):
         raise InvalidRequest("a command has either argv or shell")
     if spec.argv is not None and not (spec.argv and spec.argv[0]):
@@ -90,20 +95,30 @@ def checked(spec: CommandSpec) -> CommandSpec:
     return spec
 
 
+def _with_entrypoint(spec: CommandSpec, image: ImageView) -> CommandSpec:
+    """As Docker has it: arguments take the place of Cmd, behind Entrypoint."""
+    if spec.shell is not None:
+        raise InvalidRequest("entrypoint goes with argv, not with shell")
+    argv = [*image.entrypoint, *(image.cmd if spec.argv is None else spec.argv)]
+    if not argv:
+        raise InvalidRequest(f"image {image.name} names no program of its own")
+    return msgspec.structs.replace(spec, argv=argv, entrypoint=False)
+
+
 async def start(owner: Owner, spec: CommandSpec) -> CommandView:
     """Start a command, or find the run its id names. Raises as aether does."""
-    return await _ask(owner, "start", msgspec.to_builtins(checked(spec)), _view)
+    return await _ask(owner, "start", msgspec.to_builtins(checked(spec, owner.record.image)), _view)
 
 
-async def run(owner: Owner, spec: CommandSpec) -> CommandResult:
-    """Run a command to its end; cancelled, the command goes on."""
-    args = msgspec.to_builtins(checked(spec))
-    return await _run(owner, "run", args, spec.timeout_s)
+async def run(owner: Owner, spec: CommandSpec, charge: Charge | None = None) -> CommandResult:
+    """Run a command to its end; cancelled, the command goes on. `charge` holds its output."""
+    args = msgspec.to_builtins(checked(spec, owner.record.image))
+    return await _run(owner, "run", args, spec.timeout_s, charge)
 
 
-async def result(owner: Owner, command: str) -> CommandResult:
-    """Wait for a command's end."""
-    return await _run(owner, "wait", {"command_id": command}, None)
+async def result(owner: Owner, command: str, charge: Charge | None = None) -> CommandResult:
+    """Wait for a command's end. `charge` holds its output."""
+    return await _run(owner, "wait", {"command_id": command}, None, charge)
 
 
 async def view(owner: Owner, command: str) -> CommandView:
@@ -135,9 +150,8 @@ async def feed(owner: Owner, command: str, data: AsyncIterator[bytes], *, eof: b
     """Write to a command's standard input as it takes it."""
     with owner.use() as channel:
         async with channel.open("stdin", {"command_id": command, "eof": eof}) as stream:
-            async for chunk in data:
-                await stream.send(chunk)
-            stream.end()
+            # A command may take its time: the sandbox is in use for as long as it runs anyway.
+            await stream.send_all(data, stall_s=None)
             await stream.finish()
 
 
@@ -219,16 +233,20 @@ def judged(owner: Owner, command: CommandView, *, just_ended: bool = False) -> C
 
 
 async def _run(
-    owner: Owner, method: str, args: dict[str, Any], timeout_s: float | None
+    owner: Owner,
+    method: str,
+    args: dict[str, Any],
+    timeout_s: float | None,
+    charge: Charge | None,
 ) -> CommandResult:
     with owner.use() as channel:
         with deadline(min(timeout_s or RUN_MAX_S, RUN_MAX_S) + RUN_GRACE_S, "the command"):
-            answer = await channel.collect(method, args)
+            answer = await channel.collect(method, args, charge)
         ended = _result.decode(answer.result)
         if answer.data:
             lengths = _sent.decode(answer.result)
-            _fill(ended.stdout, answer.data.get(Channel.STDOUT), lengths.stdout)
-            _fill(ended.stderr, answer.data.get(Channel.STDERR), lengths.stderr)
+            _fill(ended.stdout, answer.data.pop(Channel.STDOUT, None), lengths.stdout)
+            _fill(ended.stderr, answer.data.pop(Channel.STDERR, None), lengths.stderr)
         judged(owner, ended, just_ended=True)
         return ended
 
@@ -238,7 +256,8 @@ def _fill(kept: Captured, data: bytearray | None, lengths: _Lengths) -> None:
     if data is None:
         return
     head = lengths.head_bytes or 0
-    kept.head, kept.tail = bytes(data[:head]), bytes(data[head:])
+    with memoryview(data) as whole:  # one copy: it may be large
+        kept.head, kept.tail = bytes(whole[:head]), bytes(whole[head:])
 
 
 def _event(item: dict[str, Any]) -> CommandEvent | None:

@@ -8,6 +8,7 @@ object is still a ByteStream for whoever wants one.
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 from collections.abc import Callable
 from typing import cast
@@ -16,7 +17,11 @@ import anyio
 from anyio.abc import ByteStream
 from typing_extensions import override
 
-WRITE_HIGH_BYTES = 1 << 20
+logger = logging.getLogger("dsec.edge.connection")
+
+MAX_QUEUED_BYTES = 64 << 20
+"""Credit bounds what is sent to a peer that keeps the protocol. One that does not (it asks and never
+reads, or gives credit without end) is let go at this much, before the edge's memory is."""
 
 
 class UnixConnection(asyncio.Protocol, ByteStream):
@@ -47,9 +52,13 @@ class UnixConnection(asyncio.Protocol, ByteStream):
             on_lost()
 
     def write(self, data: bytes) -> None:
-        """Send, or queue if the socket is full. The protocol's credit bounds the queue."""
-        if self._transport is not None:
-            self._transport.write(data)
+        """Send, or queue if the socket is full; a peer that lets too much pile up is let go."""
+        if self._transport is None:
+            return
+        self._transport.write(data)
+        if self._transport.get_write_buffer_size() > MAX_QUEUED_BYTES:
+            logger.error("the peer does not read; its connection is ended")
+            self.close()
 
     def close(self) -> None:
         """Close now; `on_lost` is called soon after."""
@@ -101,7 +110,7 @@ class UnixConnection(asyncio.Protocol, ByteStream):
     async def send(self, item: bytes) -> None:
         if self._transport is None:
             raise anyio.BrokenResourceError
-        self._transport.write(item)
+        self.write(item)
 
     @override
     async def send_eof(self) -> None:

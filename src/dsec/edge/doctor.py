@@ -63,13 +63,14 @@ def _kernel(state: Path) -> list[Check]:
             "idmapped_mounts",
             containers,
             partial(probes.idmapped_mounts, state),
-            "put the state directory on ext4, xfs, btrfs or tmpfs and use Linux 6.3 or later",
+            "put the state directory on ext4, xfs or btrfs and use Linux 6.3 or later",
         ),
         Check(
             "erofs",
             containers,
-            probes.erofs_from_file,
-            "use a kernel with EROFS file-backed mounts (6.12), and install erofs-utils",
+            partial(probes.erofs_from_file, state),
+            "use a kernel with EROFS file-backed mounts (6.12), put the state directory on ext4, xfs "
+            "or btrfs, and install erofs-utils",
         ),
         Check("cgroup_limits", containers, _cgroup_limits, "mount memory, cpu and pids, v1 or v2"),
         Check(

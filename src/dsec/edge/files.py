@@ -153,12 +153,7 @@ async def _bytes_of(stream: AetherStream, first: Item | None = None) -> AsyncIte
 
 
 async def _sent(stream: AetherStream, data: AsyncIterator[bytes]) -> dict[str, Any]:
-    async for chunk in data:
-        if stream.over:
-            break  # it has failed already: its error is the answer
-        if chunk:
-            await stream.send(chunk)
-    stream.end()
+    await stream.send_all(data)
     with deadline(TREE_DEADLINE_S, "the end of the upload"):
         answer: dict[str, Any] = await stream.finish()
     return answer

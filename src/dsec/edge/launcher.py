@@ -19,6 +19,7 @@ import msgspec
 
 from dsec.base.errors import DsecError, StartFailed, Unavailable
 from dsec.edge.connection import UnixConnection
+from dsec.images import disk
 from dsec.kit.blocking import in_thread
 from dsec.linux import hostinfo
 from dsec.linux.spawn import Child, spawn
@@ -31,6 +32,13 @@ MAX_EPITAPHS = 1024
 MAX_MESSAGE_BYTES = 1 << 20
 RESTART_PAUSE_S = 0.1
 RESTART_PAUSE_MAX_S = 5.0
+REAP_PATIENCE_S = 5.0
+"""For what it is still making, when it is told to end."""
+END_PATIENCE_S = 10.0
+ON_DISK = ("make directory", "listen", "mount overlay")
+"""Steps that write to the disk. At others the same error number means a limit of the kernel."""
+SETTLED_S = 10.0
+"""One that lives this long is not of a row that ends at once."""
 
 _encode = msgspec.msgpack.Encoder().encode
 _reply = msgspec.msgpack.Decoder(LaunchReply)
@@ -60,6 +68,8 @@ class Launcher:
         self._waiting: dict[int, _Wait] = {}
         self._next = 0
         self._lost = anyio.Event()
+        self._reaped = anyio.Event()
+        self._patience_s = REAP_PATIENCE_S
 
     @property
     def load(self) -> int:
@@ -69,8 +79,11 @@ class Launcher:
     async def launch(self, spec: LaunchSpec) -> LaunchReply:
         """Have it start a sandbox.
 
+        Cancelled, it ends the launcher, which starts again: what is still being made must not appear
+        after the caller has taken it back.
+
         Raises:
-            StartFailed: it could not; the details say where.
+            StartFailed: it could not; the details say where. StorageFull: no room for it.
             Unavailable: the launcher itself is down; what it had made may be left.
         """
         if self._connection is None:
@@ -79,7 +92,12 @@ class Launcher:
         wait = self._waiting[self._next] = _Wait()
         message = _encode(LaunchRequest(id=self._next, spec=spec))
         self._connection.write(len(message).to_bytes(4, "big") + message)
-        await wait.done.wait()
+        try:
+            await wait.done.wait()
+        except BaseException:
+            if not wait.done.is_set():
+                await self._end()
+            raise
         if wait.error is not None:
             raise wait.error
         assert wait.reply is not None  # noqa: S101 - set with done
@@ -94,22 +112,34 @@ class Launcher:
         pause = RESTART_PAUSE_S
         first = True
         while True:
-            child = await self._start()
-            if first:
-                task_status.started()
-                first = False
             try:
-                with anyio.move_on_after(10) as scope:
-                    await self._lost.wait()
-                pause = pause if not scope.cancelled_caught else RESTART_PAUSE_S
-                await self._lost.wait()
-            finally:
-                self._stop()
-                with anyio.CancelScope(shield=True):
-                    status = await in_thread("scan", child.reap)
-            logger.error("a launcher ended", extra={"pid": child.pid, "status": status})
+                child = await self._start()
+            except OSError:
+                if first:
+                    raise
+                logger.exception("a launcher could not be started again")
+            else:
+                if first:
+                    task_status.started()
+                    first = False
+                if await self._lived(child):
+                    pause = RESTART_PAUSE_S
             await anyio.sleep(pause)
             pause = min(RESTART_PAUSE_MAX_S, pause * 2)
+
+    async def _lived(self, child: Child) -> bool:
+        """Wait for its end; whether it lasted a while."""
+        try:
+            with anyio.move_on_after(SETTLED_S) as early:
+                await self._lost.wait()
+            await self._lost.wait()
+        finally:
+            self._stop()
+            with anyio.CancelScope(shield=True):
+                status = await in_thread("scan", child.reap, self._patience_s)
+                self._reaped.set()
+        logger.error("a launcher ended", extra={"pid": child.pid, "status": status})
+        return early.cancelled_caught
 
     async def _start(self) -> Child:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -122,10 +152,20 @@ class Launcher:
                 raise
         ours.setblocking(False)
         self._lost = anyio.Event()
+        self._reaped = anyio.Event()
+        self._patience_s = REAP_PATIENCE_S
         self._buffer.clear()
         self._connection = await UnixConnection.open(ours)
         self._connection.attach(self._feed, self._ended)
         return child
+
+    async def _end(self) -> None:
+        """End it, and wait until its process is gone, though not for ever: it may hang in the kernel."""
+        reaped = self._reaped
+        self._patience_s = 0.0
+        self._stop()
+        with anyio.move_on_after(END_PATIENCE_S, shield=True):
+            await reaped.wait()
 
     def _stop(self) -> None:
         if self._connection is not None:
@@ -184,7 +224,7 @@ class Launchers:
         """
         async with anyio.create_task_group() as group:
             for launcher in self._launchers:
-                await group.start(_keep, launcher)
+                await group.start(launcher.run)
             yield
             group.cancel_scope.cancel()
 
@@ -197,17 +237,18 @@ class Launchers:
         return self._epitaphs.get(sandbox, "")
 
 
-async def _keep(launcher: Launcher, *, task_status: anyio.abc.TaskStatus[None]) -> None:
-    await launcher.run(task_status=task_status)
-
-
 def _checked(reply: LaunchReply) -> LaunchReply:
     if reply.pid:
         return reply
     why = os.strerror(reply.errno) if reply.errno else "no error number"
     where = f" ({reply.path})" if reply.path else ""
+    if reply.errno in disk.FULL and reply.step in ON_DISK:
+        raise disk.storage_full(Path(reply.path or "/"))
+    said = reply.message or why
+    if not said.startswith(reply.step):
+        said = f"{reply.step}{where}: {said}"
     raise StartFailed(
-        f"the sandbox could not be started: {reply.step}{where}: {reply.message or why}",
+        f"the sandbox could not be started: {said}",
         step=reply.step,
         path=reply.path or None,
         errno=reply.errno or None,

@@ -117,7 +117,8 @@ class SignalQuery(Query, kw_only=True):
         Raises:
             InvalidRequest: there is no such signal.
         """
-        if self.signal.isdigit() and 1 <= int(self.signal) <= 64:
+        digits = self.signal.isascii() and self.signal.isdigit()  # isdigit alone takes "²"
+        if digits and 1 <= int(self.signal) <= 64:
             return int(self.signal)
         name = f"SIG{self.signal.upper().removeprefix('SIG')}"
         found = signals.Signals.__members__.get(name)

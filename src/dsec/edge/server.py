@@ -7,7 +7,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+import re
+from collections.abc import AsyncIterator, Mapping
 from functools import partial
 
 from msgspec import Struct
@@ -24,7 +25,8 @@ from dsec.edge import commands, files, queries
 from dsec.edge.channel import AetherStream
 from dsec.edge.lifecycle.owner import Owner
 from dsec.edge.service import EdgeService
-from dsec.edge.streams import OCTETS, TAR, RawStream, body_of, relay
+from dsec.edge.streams import OCTETS, TAR, ChargedJson, RawStream, body_of, relay
+from dsec.kit.generators import generator_of
 from dsec.kit.http import (
     Handler,
     LateJson,
@@ -54,6 +56,7 @@ from dsec.wire.sandbox import (
 S = "/v1/sandboxes/{id}"
 E = "/edge/v1"
 NDJSON = "application/x-ndjson"
+_PORT = re.compile("[0-9]{1,5}")
 
 
 class Removed(Struct, kw_only=True):
@@ -109,9 +112,9 @@ class SandboxApi:
         spec = await read_body(request, CommandSpec)
         if request.scope["query_string"] and read_query(request, queries.RunQuery).input:
             spec.stdin = "pipe"
-        commands.checked(spec)
         owner = await self._owner(request)
-        return LateJson(partial(commands.run, owner, spec))
+        spec = commands.checked(spec, owner.record.image)
+        return ChargedJson(partial(commands.run, owner, spec))
 
     async def start_command(self, request: Request) -> Response:
         """Start a command; it goes on by itself."""
@@ -135,7 +138,7 @@ class SandboxApi:
     async def get_result(self, request: Request) -> LateJson:
         """Wait for a command's end."""
         owner = await self._owner(request)
-        return LateJson(partial(commands.result, owner, _command(request)))
+        return ChargedJson(partial(commands.result, owner, _command(request)))
 
     async def get_events(self, request: Request) -> Ndjson:
         """Hear what a command says, from given offsets or from now on."""
@@ -284,18 +287,18 @@ class EdgeRest:
     async def pull_image(self, request: Request) -> Ndjson:
         """Import from a registry."""
         body = await read_body(request, PullImage)
-        return Ndjson(_generated(self._service.pull_image(body)))
+        return Ndjson(generator_of(self._service.pull_image(body)))
 
     async def build_image(self, request: Request) -> Ndjson:
         """Build a distribution image."""
         body = await read_body(request, BuildImage)
-        return Ndjson(_generated(self._service.build_image(body)))
+        return Ndjson(generator_of(self._service.build_image(body)))
 
     async def import_image(self, request: Request) -> Ndjson:
         """Import an archive as it streams in."""
         name = read_query(request, queries.NameQuery).name
         events = self._service.import_image(name, body_of(request))
-        return Ndjson(_generated(events), reads_body=True)
+        return Ndjson(generator_of(events), reads_body=True)
 
 
 def sandbox_routes(api: SandboxApi) -> list[Route]:
@@ -381,22 +384,12 @@ async def _tree(
         yield {}, chunks
 
 
-async def _generated(events: AsyncIterator[ImageEvent]) -> AsyncGenerator[ImageEvent, None]:
-    if isinstance(events, AsyncGenerator):
-        async with contextlib.aclosing(events):
-            async for event in events:
-                yield event
-    else:
-        async for event in events:
-            yield event
-
-
 def _command(request: Request) -> str:
     return command_id(request.path_params["cid"])
 
 
 def _port(text: str) -> int:
-    if not text.isdigit() or not 1 <= int(text) <= 65535:
+    if not _PORT.fullmatch(text) or not 1 <= int(text) <= 65535:
         raise InvalidRequest(f"port {text[:20]!r} is not 1 to 65535")
     return int(text)
 

@@ -155,12 +155,13 @@ class EdgeService:
 
     async def _settle_past(self) -> None:
         adopted: dict[str, Owner] = {}
-        await sweep(self._around(), self._backends, adopted)
+        for story in await sweep(self._around(), self._backends, adopted):
+            if story.record is not None:  # also of those that could be neither adopted nor undone
+                self._uids.claim(story.record.uid_base)
         for sandbox, owner in adopted.items():
             if owner.over.is_set():
                 continue
             self._live[sandbox] = owner
-            self._uids.claim(owner.record.uid_base)
             self._watch(owner)
         self._trash.set()
         logger.info("swept", extra={"adopted": len(self._live), "found": len(adopted)})
@@ -275,17 +276,22 @@ class EdgeService:
         with anyio.move_on_after(QUEUE_DEADLINE_S) as waiting:
             await self._launching.acquire_on_behalf_of(owner)
         if waiting.cancelled_caught:
-            owner.failure = CapacityUnavailable(
-                f"its turn did not come within {QUEUE_DEADLINE_S:.0f} s", limit=QUEUE_DEADLINE_S
-            )
-            self._drop(owner)
-            owner.ready.set()
+            self._give_up_waiting(owner)
             return
         try:
             await owner.create()
         finally:
             self._launching.release_on_behalf_of(owner)
         self._watch(owner)
+
+    def _give_up_waiting(self, owner: Owner) -> None:
+        if owner.ready.is_set():
+            return  # stopped while it waited: what is left of it is that stop's to settle
+        owner.failure = CapacityUnavailable(
+            f"its turn did not come within {QUEUE_DEADLINE_S:.0f} s", limit=QUEUE_DEADLINE_S
+        )
+        self._drop(owner)
+        owner.ready.set()
 
     async def get(self, sandbox: str) -> SandboxView:
         """Look at one, ended ones included while they are remembered. Raises NotFound."""
@@ -429,7 +435,10 @@ class EdgeService:
         self._trash.set()
 
     def _drop(self, owner: Owner) -> None:
-        self._live.pop(owner.record.id, None)
+        # Once only: a run of ids given back twice would be another sandbox's by then.
+        if self._live.get(owner.record.id) is not owner:
+            return
+        del self._live[owner.record.id]
         self._uids.give_back(owner.record.uid_base)
         self._ttl.forget(owner.record.id)
 
@@ -440,7 +449,7 @@ class EdgeService:
             try:
                 await in_thread("disk", self._journal.empty_trash, abandon=True)
                 await in_thread("disk", self._journal.unremember, self._ended.overdue())
-            except OSError:
+            except Exception:  # it is tried again with the next one that ends
                 logger.exception("the trash could not be emptied")
 
     async def _detached(
@@ -448,22 +457,24 @@ class EdgeService:
     ) -> None:
         """Do it as the edge's own task: a caller who leaves does not stop it halfway."""
         done = anyio.Event()
-        failures: list[DsecError] = []
+        failure: DsecError | None = Unavailable("the edge is going down; ask again")
 
         async def run() -> None:
+            nonlocal failure
             try:
                 await work(reason)
+                failure = None
             except Exception as exc:  # noqa: BLE001 - the edge outlives a bug in one sandbox
-                failures.append(as_error(exc))
+                failure = as_error(exc)
             finally:
-                done.set()
+                done.set()  # cancelled, it did not happen
 
         if self._group is None:
             raise Unavailable("the edge is not running")
         self._group.start_soon(run)
         await done.wait()
-        if failures:
-            raise failures[0]
+        if failure is not None:
+            raise failure
 
 
 def _created_before(view: SandboxView) -> SandboxView:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 
 import anyio
@@ -14,8 +14,10 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 from typing_extensions import override
 
 from dsec.base.errors import DsecError
+from dsec.edge.ahead import reading_ahead
 from dsec.edge.channel import AetherStream, Data, End
-from dsec.kit.http import as_error, error_response
+from dsec.edge.charge import Charge
+from dsec.kit.http import LateJson, as_error, error_response
 
 OCTETS = "application/octet-stream"
 TAR = "application/x-tar"
@@ -60,6 +62,22 @@ class RawStream(Response):
             async for chunk in chunks:
                 await send({"type": "http.response.body", "body": chunk, "more_body": True})
             await send({"type": "http.response.body", "body": b""})
+
+
+class ChargedJson(LateJson):
+    """A `LateJson` whose work is told what to charge; that is held until the answer has gone out."""
+
+    def __init__(self, work: Callable[[Charge], Awaitable[object]]) -> None:
+        self._charge = charge = Charge()
+        super().__init__(lambda: work(charge))
+
+    @override
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve it (ASGI)."""
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._charge.release()
 
 
 async def _cancel_when_gone(receive: Receive, scope: anyio.CancelScope) -> None:
@@ -114,18 +132,23 @@ async def _relay_both(socket: WebSocket, stream: AetherStream) -> None:
 
 async def _to_sandbox(socket: WebSocket, stream: AetherStream) -> None:
     ended = False
+    async with reading_ahead(_messages(socket)) as messages:
+        async for data in messages:
+            if ended:
+                continue  # only the disconnect is of interest now
+            if data:
+                await stream.send(data)
+            else:
+                stream.end()
+                ended = True
+
+
+async def _messages(socket: WebSocket) -> AsyncGenerator[bytes, None]:
     while True:
         message = await socket.receive()
         if message["type"] == "websocket.disconnect":
             raise WebSocketDisconnect(message.get("code", 1006))
-        data = message.get("bytes") or (message.get("text") or "").encode()
-        if ended:
-            continue  # only the disconnect is of interest now
-        if data:
-            await stream.send(data)
-        else:
-            stream.end()
-            ended = True
+        yield message.get("bytes") or (message.get("text") or "").encode()
 
 
 async def _to_client(socket: WebSocket, stream: AetherStream) -> None:

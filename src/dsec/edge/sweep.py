@@ -16,7 +16,6 @@ from collections.abc import Iterator, Mapping
 
 import anyio
 
-from dsec.base.errors import DsecError
 from dsec.edge.backends.interface import Backend
 from dsec.edge.lifecycle.journal import Journal, Story
 from dsec.edge.lifecycle.owner import Owner, Surroundings
@@ -30,10 +29,12 @@ AT_ONCE = 16
 
 async def sweep(
     around: Surroundings, backends: Mapping[str, Backend], live: dict[str, Owner]
-) -> None:
+) -> list[Story]:
     """Bring the node's state and its journals together; `live` holds what was adopted.
 
     What cannot be removed now is logged and stays journaled for the next time.
+
+    Returns what is still journaled then: nobody else may touch what is theirs.
     """
     journal = around.journal
     stories = await in_thread("disk", journal.stories)
@@ -41,12 +42,13 @@ async def sweep(
     async with anyio.create_task_group() as group:
         for story in stories:
             group.start_soon(_settle, story, around, backends, live, limit)
-    # Half-made ones that could not be undone are still known: nobody else may touch what is theirs.
-    known = frozenset(story.id for story in await in_thread("disk", journal.stories))
+    left = await in_thread("disk", journal.stories)
+    known = frozenset(story.id for story in left)
     for backend in backends.values():
         with _logged("strays"):
             for removed in await backend.strays(known):
                 logger.warning("removed a stray", extra={"what": removed})
+    return left
 
 
 async def _settle(
@@ -92,5 +94,5 @@ async def _undo(record: SandboxRecord, backend: Backend, journal: Journal) -> No
 def _logged(what: str) -> Iterator[None]:
     try:
         yield
-    except (DsecError, OSError):
+    except Exception:  # one that cannot be settled must not keep the edge from starting
         logger.exception("could not be swept", extra={"what": what})

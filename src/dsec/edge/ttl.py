@@ -8,6 +8,7 @@ none until it is due.
 from __future__ import annotations
 
 import heapq
+import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
@@ -17,7 +18,11 @@ import anyio.abc
 from dsec.base.clock import Clock
 from dsec.base.states import StopReason
 
+logger = logging.getLogger("dsec.edge.ttl")
+
 SLACK = 1024
+RETRY_S = 10.0
+"""When to look again after a look that failed."""
 
 Look = Callable[[str], Awaitable[float | None]]
 """Looks at a sandbox; returns when to look again (monotonic), None = never."""
@@ -113,6 +118,10 @@ class Ttl:
         self._sooner = anyio.Event()
 
     async def _look_at(self, sandbox: str) -> None:
-        again = await self._look(sandbox)
+        try:
+            again = await self._look(sandbox)
+        except Exception:  # a bug met at one sandbox must not end the looking at all others
+            logger.exception("could not be looked at", extra={"sandbox_id": sandbox})
+            again = self._clock.monotonic() + RETRY_S
         if sandbox in self._watched:
             self.watch(sandbox, again)

@@ -16,6 +16,7 @@ class Permission(enum.StrEnum):
     SANDBOX_STOP = "sandbox:stop"
     IMAGE_READ = "image:read"
     IMAGE_WRITE = "image:write"
+    """Sandboxes of all projects start from the same images, so it counts in the root alone."""
     NODE_READ = "node:read"
 
 

@@ -11,8 +11,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from dsec.base.errors import StorageFull
+from dsec.linux.process import CommandFailed, run
 
-_FULL = {errno.ENOSPC, errno.EDQUOT}
+FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+_REMOVE_TIMEOUT_S = 3600.0
 
 
 @contextlib.contextmanager
@@ -25,7 +27,7 @@ def full_disk_named(where: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno in _FULL:
+        if error.errno in FULL:
             raise storage_full(where) from error
         raise
 
@@ -62,8 +64,24 @@ def write_atomically(path: Path, data: bytes, scratch: Path) -> None:
 
 
 def remove_tree(path: Path) -> None:
-    """Remove a directory and all in it, or a file; nothing there is fine."""
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
+    """Remove a directory and all in it, or a file; nothing there is fine. Blocks.
+
+    Raises:
+        OSError: something cannot be removed.
+    """
+    if not path.is_dir() or path.is_symlink():
         path.unlink(missing_ok=True)
+        return
+    try:
+        shutil.rmtree(path)
+    except (RecursionError, OSError):
+        _remove_thoroughly(path)
+
+
+def _remove_thoroughly(path: Path) -> None:
+    """By rm, which needs no stack and no descriptor per level: trees from a sandbox may be deep."""
+    argv = ["rm", "-rf", "--one-file-system", "--", str(path)]
+    try:
+        run(argv, timeout_s=_REMOVE_TIMEOUT_S)
+    except CommandFailed as exc:
+        raise OSError(errno.EIO, f"it cannot be removed: {exc.stderr.strip()}", str(path)) from exc

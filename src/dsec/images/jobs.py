@@ -5,8 +5,9 @@ Two callers who want the same thing share one job. A job whose last watcher has 
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Hashable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Hashable
 
 import anyio
 from anyio.abc import TaskGroup
@@ -48,7 +49,7 @@ class Job:
         self._changed.set()
         self._changed = anyio.Event()
 
-    async def events(self) -> AsyncIterator[ImageEvent]:
+    async def events(self) -> AsyncGenerator[ImageEvent, None]:
         """Progress as it changes, then the image.
 
         Raises:
@@ -74,9 +75,13 @@ class Jobs:
         self._tasks = tasks
         self._running: dict[Hashable, Job] = {}
 
+    def running(self, key: Hashable) -> bool:
+        """Whether such work is under way, for others to join."""
+        return key in self._running
+
     async def watch(
         self, key: Hashable, work: Callable[[Job], Awaitable[ImageView]]
-    ) -> AsyncIterator[ImageEvent]:
+    ) -> AsyncGenerator[ImageEvent, None]:
         """Start the work, or join the same work under way, and watch it.
 
         Raises:
@@ -88,8 +93,9 @@ class Jobs:
             self._tasks.start_soon(self._run, key, job, work)
         job.watchers += 1
         try:
-            async for event in job.events():
-                yield event
+            async with contextlib.aclosing(job.events()) as events:
+                async for event in events:
+                    yield event
         finally:
             job.watchers -= 1
             if job.watchers == 0 and not job.ended:

@@ -79,13 +79,17 @@ class LayerStore:
         except FileNotFoundError:
             raise NotFound(f"no layer {digest}", kind="layer") from None
 
+    def digests(self) -> list[str]:
+        """All layers."""
+        return [f"sha256:{entry.name}" for entry in sorted(self._root.iterdir())]
+
     def records(self) -> list[LayerRecord]:
         """All layers, by digest.
 
         Raises:
             InternalError: a record is damaged.
         """
-        return [self.get(f"sha256:{entry.name}") for entry in sorted(self._root.iterdir())]
+        return [self.get(digest) for digest in self.digests()]
 
     def put(self, record: LayerRecord, image: Path) -> LayerRecord:
         """Take over a finished EROFS image, a file under the store's `tmp`.
@@ -190,9 +194,14 @@ class LayerStore:
             return frozenset(d for d, owners in self._pins.items() if owner in owners)
 
     def mounted(self, digest: str) -> Path | None:
-        """The layer's mount, if this store knows it as mounted. Touches no disk."""
+        """The layer's mount, if it is mounted. Touches no disk.
+
+        What this store knows is checked: somebody else on the host may have unmounted it.
+        """
         with self._lock:
-            return self.mount_point(digest) if digest in self._mounted else None
+            known = digest in self._mounted
+        path = self.mount_point(digest)
+        return path if known and _is_mount_point(path) else None
 
     def mount(self, digest: str) -> Path:
         """Mount a layer, or find it mounted.
@@ -211,7 +220,7 @@ class LayerStore:
         image = self.image_path(digest)
         if not image.exists():
             raise NotFound(f"no layer {digest}", kind="layer")
-        target.mkdir(mode=0o755, exist_ok=True)
+        target.mkdir(mode=0o755, parents=True, exist_ok=True)
         found = mounts.mount_at(target)
         if found is None:
             mounts.mount_erofs(image, target)
@@ -269,3 +278,11 @@ class LayerStore:
             busy = self._busy[digest]
         with busy:
             yield
+
+
+def _is_mount_point(path: Path) -> bool:
+    """Whether another file system begins there; two looks at what the kernel has in memory."""
+    try:
+        return path.stat().st_dev != path.parent.stat().st_dev
+    except OSError:
+        return False

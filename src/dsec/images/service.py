@@ -14,11 +14,20 @@ watcher leaves is cancelled.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
+import logging
 import os
-import shutil
+import time
 import uuid
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Hashable,
+    Iterable,
+)
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -26,7 +35,14 @@ from typing import Self
 import anyio
 
 from dsec.base.clock import Clock, SystemClock
-from dsec.base.errors import Conflict, InternalError, InvalidRequest, NotFound
+from dsec.base.errors import (
+    Conflict,
+    DsecError,
+    InternalError,
+    InvalidRequest,
+    NotFound,
+    Unsupported,
+)
 from dsec.images import debian, disk
 from dsec.images.catalog import Catalog
 from dsec.images.compose import plan_layers
@@ -41,7 +57,10 @@ from dsec.wire.public_v1 import BuildImage, ImageProgress, ImageView, PullImage
 
 __all__ = ["ImageEvent", "ImageService", "finish"]
 
+logger = logging.getLogger("dsec.images")
+
 _RECEIVE_STEP_BYTES = 8 << 20
+_LOCK_PATIENCE_S = 2.0
 
 
 class ImageService:
@@ -96,17 +115,26 @@ class ImageService:
         self._root.mkdir(parents=True, exist_ok=True)
         self._lock_file = os.open(self._root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            fcntl.flock(self._lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(self._lock_file)
-            raise Conflict(f"another process uses the images in {self._root}") from None
-        try:
+            self._lock()
             self._sweep()
             self.layers.open()
             self._catalog.open()
         except BaseException:
             os.close(self._lock_file)
             raise
+
+    def _lock(self) -> None:
+        """Take the lock. A program a killed edge was just starting may hold it for a moment longer."""
+        until = time.monotonic() + _LOCK_PATIENCE_S
+        while True:
+            try:
+                fcntl.flock(self._lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if time.monotonic() > until:
+                    raise Conflict(f"another process uses the images in {self._root}") from None
+                time.sleep(0.01)  # noqa: TID251 - in a worker thread
+            else:
+                return
 
     def _sweep(self) -> None:
         """Remove what a crash left in `tmp`.
@@ -117,7 +145,8 @@ class ImageService:
         if self._tmp.exists():
             self._tmp.rename(self._root / f"swept-{uuid.uuid4().hex}")
         for left in self._root.glob("swept-*"):
-            shutil.rmtree(left, ignore_errors=True)
+            with contextlib.suppress(OSError):  # swept the next time
+                disk.remove_tree(left)
 
     # -- images -------------------------------------------------------------------------------
 
@@ -167,7 +196,10 @@ class ImageService:
         return digest in self._catalog.layers_in_use()
 
     async def collect(self) -> list[str]:
-        """Remove layers no image has and nobody pinned (an import that failed may leave some).
+        """Remove layers no image has and nobody pinned.
+
+        Done after each import: one that failed may leave some, and so does the image it replaced.
+        Not at the start: nobody has said then which layers the sandboxes that live on need.
 
         Returns:
             Their digests.
@@ -176,13 +208,31 @@ class ImageService:
 
     def _collect(self) -> list[str]:
         removed = []
-        for record in self.layers.records():
+        for digest in self.layers.digests():
             with contextlib.suppress(NotFound, Conflict):
-                self.layers.remove(record.digest, self._has_image)
-                removed.append(record.digest)
+                self.layers.remove(digest, self._has_image)
+                removed.append(digest)
         return removed
 
     # -- imports ------------------------------------------------------------------------------
+
+    def _watch(
+        self, key: Hashable, work: Callable[[Job], Awaitable[ImageView]]
+    ) -> AsyncGenerator[ImageEvent, None]:
+        async def collected(job: Job) -> ImageView:
+            try:
+                return await work(job)
+            finally:
+                with anyio.CancelScope(shield=True):
+                    await self._collect_quietly()
+
+        return self._jobs.watch(key, collected)
+
+    async def _collect_quietly(self) -> None:
+        try:
+            await self.collect()
+        except (DsecError, OSError):  # it is no part of the import, and tried after the next one
+            logger.exception("layers nobody needs could not be removed")
 
     def pull(self, request: PullImage) -> AsyncIterator[ImageEvent]:
         """Import from a registry; progress, then `ImageReady`.
@@ -199,7 +249,7 @@ class ImageService:
         async def work(job: Job) -> ImageView:
             return await self._importer.pull(job, reference, name, tls_verify=tls_verify)
 
-        return self._jobs.watch(("pull", reference, name, tls_verify), work)
+        return self._watch(("pull", reference, name, tls_verify), work)
 
     def build(self, request: BuildImage) -> AsyncIterator[ImageEvent]:
         """Build a distribution image; progress, then `ImageReady`.
@@ -221,7 +271,7 @@ class ImageService:
             names = [chosen] if chosen else _debian_names(planned)
             return await self._importer.build_debian(job, planned, names)
 
-        return self._jobs.watch(("debian", request.suite, chosen, packages), work)
+        return self._watch(("debian", request.suite, chosen, packages), work)
 
     def import_path(self, path: Path, name: str) -> AsyncIterator[ImageEvent]:
         """Import a file or directory of this host: OCI, `docker save`, or a root file system.
@@ -238,11 +288,11 @@ class ImageService:
         async def work(job: Job) -> ImageView:
             return await self._importer.import_path(job, where, checked, str(where))
 
-        return self._jobs.watch(("path", where, checked), work)
+        return self._watch(("path", where, checked), work)
 
     async def import_archive(
         self, name: str, archive: AsyncIterator[bytes]
-    ) -> AsyncIterator[ImageEvent]:
+    ) -> AsyncGenerator[ImageEvent, None]:
         """Import an archive as it streams in; see `import_path` for what it may be.
 
         Raises:
@@ -250,21 +300,31 @@ class ImageService:
         """
         checked = image_name(name)
         directory = self._tmp / f"upload-{uuid.uuid4().hex}"
+        upload = directory / "archive"
+        taken = False
         try:
             await in_thread("disk", lambda: directory.mkdir(mode=0o700))
-            upload = directory / "archive"
-            async for done in _receive(archive, upload):
-                yield ImageProgress(step="receiving", done=done)
+            async with contextlib.aclosing(_receive(archive, upload)) as received:
+                async for done in received:
+                    yield ImageProgress(step="receiving", done=done)
             digest = await in_thread("build", file_digest, upload)
 
             async def work(job: Job) -> ImageView:
-                return await self._importer.import_upload(job, upload, checked, f"archive {digest}")
+                try:
+                    source = f"archive {digest}"
+                    return await self._importer.import_upload(job, upload, checked, source)
+                finally:
+                    await _remove(directory)
 
-            async for event in self._jobs.watch(("archive", digest, checked), work):
-                yield event
+            key = ("archive", digest, checked)
+            # The job may outlive this caller, others having joined: then the file is the job's.
+            taken = not self._jobs.running(key)
+            async with contextlib.aclosing(self._watch(key, work)) as events:
+                async for event in events:
+                    yield event
         finally:
-            with anyio.CancelScope(shield=True):
-                await in_thread("disk", disk.remove_tree, directory)
+            if not taken:
+                await _remove(directory)
 
     # -- sandboxes ----------------------------------------------------------------------------
 
@@ -276,6 +336,7 @@ class ImageService:
 
         Raises:
             NotFound: (kind layer) one has been removed meanwhile.
+            Unsupported: the store's file system cannot carry images.
             InternalError: the kernel refused.
         """
         wanted = plan_layers(record.layers)
@@ -287,7 +348,7 @@ class ImageService:
             return await in_thread("mount", self.layers.mount_all, wanted)
         except OSError as error:
             self.layers.unpin(sandbox)
-            raise InternalError(f"cannot mount image {record.name!r}: {error}") from error
+            raise _mount_failure(record.name, self._root, error) from error
         except BaseException:
             self.layers.unpin(sandbox)
             raise
@@ -315,7 +376,21 @@ def _debian_names(planned: debian.Plan) -> list[ImageName]:
     return [image_name("debian"), by_suite] if planned.is_own_suite else [by_suite]
 
 
-async def _receive(archive: AsyncIterator[bytes], path: Path) -> AsyncIterator[int]:
+def _mount_failure(name: str, root: Path, error: OSError) -> DsecError:
+    if error.errno == errno.ENOTBLK:  # what EROFS says of a file it cannot read by itself
+        return Unsupported(
+            f"the file system of {root} cannot carry images; keep the state directory on ext4, xfs "
+            "or btrfs"
+        )
+    return InternalError(f"cannot mount image {name!r}: {error}")
+
+
+async def _remove(directory: Path) -> None:
+    with anyio.CancelScope(shield=True):
+        await in_thread("disk", disk.remove_tree, directory)
+
+
+async def _receive(archive: AsyncIterator[bytes], path: Path) -> AsyncGenerator[int, None]:
     """Write a stream to a file, in worker threads; yields the bytes so far now and then."""
     done = told = 0
     with disk.full_disk_named(path.parent):

@@ -1,4 +1,4 @@
-"""HTTP glue: a table of routes becomes an ASGI application and its OpenAPI description.
+"""HTTP glue: a table of routes becomes an ASGI application (and by `kit.openapi` a description).
 
 A handler gets a `Request`, returns a response, and raises errors of `dsec.base.errors`; what those
 look like on the wire is decided here and nowhere else.
@@ -6,6 +6,7 @@ look like on the wire is decided here and nowhere else.
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import re
@@ -40,6 +41,7 @@ from dsec.base.errors import (
     NotFound,
     PayloadTooLarge,
     RequestError,
+    StorageFull,
 )
 from dsec.kit import log
 from dsec.wire.public_v1 import ErrorAnswer, ErrorBody
@@ -52,6 +54,9 @@ logger = logging.getLogger("dsec.http")
 MAX_BODY_BYTES = 16 << 20
 """Of a JSON body; raw uploads are streamed and have no limit here."""
 KEEPALIVE_S = 10.0
+PATHS = frozenset({"path", "to"})
+"""Parameters that name files: any bytes Linux allows. All others are text."""
+_SURROGATES = re.compile("[\ud800-\udfff]")
 HEARTBEAT = b'{"type":"heartbeat"}\n'
 _REQUEST_ID = re.compile(r"[A-Za-z0-9_.:-]{1,64}", re.ASCII)
 
@@ -118,8 +123,8 @@ def as_error(exc: Exception) -> DsecError:
     match exc:
         case DsecError():
             return exc
-        case msgspec.ValidationError() | msgspec.DecodeError():
-            return InvalidRequest(f"the request is not valid: {exc}")
+        case OSError(errno=errno.ENOSPC | errno.EDQUOT):
+            return StorageFull("the disk is full")
         case HTTPException(status_code=404):
             return NotFound("no such route", kind="route")
         case HTTPException(status_code=status) if status < 500:
@@ -148,23 +153,59 @@ async def read_body(request: Request, shape: type[T], limit: int = MAX_BODY_BYTE
         return msgspec.json.decode(b"".join(parts) or b"{}", type=shape)
     except RecursionError:
         raise InvalidRequest("the body is nested too deeply") from None
+    except msgspec.MsgspecError as exc:
+        raise _not_valid(exc) from None
 
 
 def read_query(request: Request, shape: type[T]) -> T:
-    """Read and check the query string; bytes that are not UTF-8 arrive as surrogates.
+    """Read and check the query string.
+
+    In the paths of files (`PATHS`) bytes that are not UTF-8 arrive as surrogates.
 
     Raises:
-        InvalidRequest: a value is wrong, missing or unknown.
+        InvalidRequest: a value is wrong, missing, unknown, or not UTF-8 where it must be.
     """
     raw = request.scope["query_string"].decode("ascii", "surrogateescape")
     values: dict[str, object] = {}
     for key, value in parse_qsl(raw, keep_blank_values=True, errors="surrogateescape"):
+        if key not in PATHS and not _utf8(value):
+            raise InvalidRequest(f"{key} is not UTF-8", place=key)
         if key in values:
             earlier = values[key]
             values[key] = [*earlier, value] if isinstance(earlier, list) else [earlier, value]
         else:
             values[key] = value
-    return msgspec.convert(values, shape, strict=False)
+    try:
+        return msgspec.convert(values, shape, strict=False)
+    except (msgspec.ValidationError, UnicodeEncodeError) as exc:  # the latter of a key's name
+        raise _not_valid(exc) from None
+
+
+def _utf8(text: str) -> bool:
+    return text.isascii() or not _SURROGATES.search(text)
+
+
+def _not_valid(exc: Exception) -> InvalidRequest:
+    """What msgspec found wrong, the place first, and in words that are not Python's."""
+    what, _, place = str(exc).partition(" - at `$")
+    for type_name, words in _TYPES.items():
+        what = what.replace(f"`{type_name}`", words)
+    place = place.removesuffix("`").removeprefix(".")
+    what = what[:1].lower() + what[1:]
+    if not place:
+        return InvalidRequest(f"the request is not valid: {what}")
+    return InvalidRequest(f"the request is not valid: {place}: {what}", place=place)
+
+
+_TYPES = {
+    "int": "a whole number",
+    "float": "a number",
+    "str": "a text",
+    "bool": "true or false",
+    "array": "a list",
+    "object": "an object",
+    "null": "nothing",
+}
 
 
 def path_bytes(text: str) -> bytes:
@@ -482,7 +523,7 @@ class _Table:
         if methods := self._fixed.get(path):
             return methods, {}
         for pattern, methods in self._patterns.values():
-            if match := pattern.match(path):
+            if match := pattern.fullmatch(path):  # `$` would let a last newline pass
                 return methods, match.groupdict()
         return None
 
@@ -492,94 +533,3 @@ async def _no_such_route(scope: Scope, receive: Receive, send: Send) -> None:
         await _refuse(NotFound("no such route", kind="route"), scope, receive, send)
     else:
         raise NotFound("no such route", kind="route")
-
-
-def describe(routes: Sequence[Route], title: str, version: str) -> dict[str, object]:
-    """The OpenAPI 3.1 description of a table of routes."""
-    asked = [s for r in routes for s in (r.body, r.query) if s is not None]
-    shapes = [*asked, *(s for r in routes for s in _answers(r)), ErrorAnswer]
-    schemas, components = msgspec.json.schema_components(
-        shapes, ref_template="#/components/schemas/{name}"
-    )
-    by_shape = dict(zip(map(repr, shapes), schemas, strict=True))
-    queries = {
-        route.query: _component(by_shape[repr(route.query)]) for route in routes if route.query
-    }
-    # A query is no body: its fields are parameters, so as a whole it is left out.
-    fields = {query: components.pop(name) for query, name in queries.items()}
-    paths: dict[str, dict[str, object]] = {}
-    for route in routes:
-        described = _operation(route, by_shape, fields)
-        paths.setdefault(route.path, {})[route.method.lower()] = described
-    return {
-        "openapi": "3.1.0",
-        "info": {"title": title, "version": version},
-        "components": {
-            "schemas": components,
-            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
-        },
-        "security": [{"key": []}],
-        "paths": paths,
-    }
-
-
-def _answers(route: Route) -> tuple[object, ...]:
-    if route.answer is None:
-        return ()
-    return route.answer if isinstance(route.answer, tuple) else (route.answer,)
-
-
-def _operation(
-    route: Route, by_shape: dict[str, dict[str, object]], fields: Mapping[type, object]
-) -> dict[str, object]:
-    of_answer = [by_shape[repr(shape)] for shape in _answers(route)]
-    content: dict[str, object] = {}
-    if of_answer:
-        content["schema"] = of_answer[0] if len(of_answer) == 1 else {"anyOf": of_answer}
-    answer: dict[str, object] = {"description": route.summary}
-    if route.status != 204:
-        answer["content"] = {route.media_type: content}
-    operation: dict[str, object] = {
-        "operationId": getattr(route.handler, "__name__", route.path),
-        "summary": route.summary,
-        "parameters": [*_path_parameters(route.path), *_query_parameters(route, fields)],
-        "responses": {
-            str(route.status): answer,
-            "default": {
-                "description": "an error of the table in docs/reference/errors.md",
-                "content": {"application/json": {"schema": by_shape[repr(ErrorAnswer)]}},
-            },
-        },
-    }
-    if route.body is not None:
-        operation["requestBody"] = {
-            "required": True,
-            "content": {"application/json": {"schema": by_shape[repr(route.body)]}},
-        }
-    if route.public:
-        operation["security"] = []
-    return operation
-
-
-def _path_parameters(path: str) -> list[dict[str, object]]:
-    names = [part[1:-1].split(":")[0] for part in path.split("/") if part.startswith("{")]
-    return [
-        {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
-        for name in names
-    ]
-
-
-def _query_parameters(route: Route, fields: Mapping[type, object]) -> list[dict[str, object]]:
-    schema = fields[route.query] if route.query else None
-    if not isinstance(schema, dict):
-        return []
-    required = schema.get("required", [])
-    return [
-        {"name": name, "in": "query", "required": name in required, "schema": shape}
-        for name, shape in schema.get("properties", {}).items()
-    ]
-
-
-def _component(schema: Mapping[str, object]) -> str:
-    """The name a schema is referred to by; two shapes of one name get longer ones."""
-    return str(schema["$ref"]).rsplit("/", 1)[-1]

@@ -6,6 +6,7 @@ Context (request, sandbox) travels in context variables, so a line deep below na
 from __future__ import annotations
 
 import contextvars
+import json
 import logging
 import sys
 import time
@@ -39,7 +40,10 @@ class JsonLines(logging.Formatter):
         line |= {key: value for key, value in vars(record).items() if key not in _STANDARD}
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
-        return msgspec.json.encode(line, enc_hook=str).decode()
+        try:
+            return msgspec.json.encode(line, enc_hook=str).decode()
+        except UnicodeEncodeError:  # the name of a file that is not UTF-8
+            return json.dumps(line, default=str)
 
 
 def configure(level: str = "INFO") -> None:

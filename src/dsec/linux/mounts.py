@@ -21,13 +21,8 @@ class MountFlag(IntFlag):
     RDONLY = 1
     NOSUID = 2
     NODEV = 4
-    NOEXEC = 8
-    REMOUNT = 32
-    NOATIME = 1024
-    BIND = 4096
     REC = 16384
     PRIVATE = 1 << 18
-    SLAVE = 1 << 19
 
 
 _MNT_DETACH = 2

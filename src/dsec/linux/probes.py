@@ -143,11 +143,11 @@ def overlay(directory: Path) -> str:
     return _in_own_mounts(work)
 
 
-def erofs_from_file() -> str:
-    """Mount an EROFS image that is a plain file."""
+def erofs_from_file(directory: Path) -> str:
+    """Mount an EROFS image that is a plain file in a directory."""
 
     def work() -> str:
-        with tempfile.TemporaryDirectory() as scratch:
+        with tempfile.TemporaryDirectory(dir=directory) as scratch:
             source, image, target = (Path(scratch, name) for name in ("a", "image", "b"))
             source.mkdir()
             target.mkdir()

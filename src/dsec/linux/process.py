@@ -5,12 +5,14 @@ Each runs in a session of its own, so that a cancelled or late one is killed wit
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import shlex
 import signal
 import subprocess
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,10 +21,14 @@ from typing import IO, Self
 import anyio
 from anyio.abc import ByteReceiveStream, Process
 
+from dsec.linux import pidfd
+
 STDERR_LIMIT = 16 * 1024
 STDOUT_LIMIT = 16 * 1024 * 1024
 _CHUNK = 64 * 1024
 _PR_SET_PDEATHSIG = 1
+_DRAIN_S = 5.0
+"""What holds a program's output after its group was killed (it left the session) is not waited for."""
 
 LineSink = Callable[[str], None]
 
@@ -122,10 +128,23 @@ def _outcome(argv: Sequence[str], status: int, out: _Kept, err: _Kept) -> Comple
 
 
 def _kill_group(pid: int) -> None:
-    try:
+    """Kill a program and whatever it started; after its own end, what it left behind.
+
+    Once, and before it is reaped or at once after: the number stays its group's while that has
+    members, and may be anybody's when it has none.
+    """
+    # PermissionError: what is left has become another user's, and this is not root.
+    with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signal.SIGKILL)
-    except ProcessLookupError:
-        return
+
+
+def _end(child: subprocess.Popen[bytes], timeout_s: float) -> int | None:
+    """Wait for a program's end, then kill all it left; its status, None if it was killed as late."""
+    with pidfd.opened(child.pid) as descriptor:
+        late = descriptor is not None and not pidfd.wait_end(descriptor, timeout_s)
+    _kill_group(child.pid)
+    status = child.wait()
+    return None if late else status
 
 
 def _drain(stream: IO[bytes], kept: _Kept) -> None:
@@ -175,16 +194,24 @@ def run(
     try:
         for thread in threads:
             thread.start()
-        status = child.wait(timeout_s)
-    except subprocess.TimeoutExpired:
-        raise CommandFailed(argv, None, err.text(), f"took longer than {timeout_s:g} s") from None
-    finally:
-        if child.poll() is None:
+        status = _end(child, timeout_s)
+    except BaseException:
+        if child.returncode is None:
             _kill_group(child.pid)
             child.wait()
-        for thread in threads:
-            thread.join(5.0)
+        raise
+    finally:
+        _join(threads)
+    if status is None:
+        raise CommandFailed(argv, None, err.text(), f"took longer than {timeout_s:g} s")
     return _outcome(argv, status, out, err)
+
+
+def _join(threads: Sequence[threading.Thread]) -> None:
+    until = time.monotonic() + _DRAIN_S
+    for thread in threads:
+        if thread.ident is not None:
+            thread.join(max(0.0, until - time.monotonic()))
 
 
 async def run_async(  # noqa: PLR0913 - each is a thing a caller may say
@@ -241,7 +268,11 @@ async def _converse(child: Process, stdin: bytes | None, out: _Kept, err: _Kept)
             tasks.start_soon(_drain_async, child.stderr, err)
         if stdin is not None:
             tasks.start_soon(_feed_async, child, stdin)
-        await child.wait()
+        try:
+            await child.wait()
+        finally:
+            _kill_group(child.pid)  # what it left behind would keep the output open
+        tasks.cancel_scope.deadline = anyio.current_time() + _DRAIN_S
 
 
 async def _drain_async(stream: ByteReceiveStream, kept: _Kept) -> None:
@@ -262,9 +293,7 @@ async def _feed_async(child: Process, data: bytes) -> None:
 
 async def _bury(child: Process) -> None:
     with anyio.CancelScope(shield=True):
-        if child.returncode is None:
-            _kill_group(child.pid)
-        await child.aclose()
+        await child.aclose()  # `_converse` has killed it, however that ended
 
 
 class Filter:
@@ -321,19 +350,21 @@ class Filter:
         Raises:
             CommandFailed: it exited non-zero or was killed.
         """
-        status = self._child.wait()
-        for thread in self._threads:
-            thread.join(5.0)
+        os.waitid(os.P_PID, self._child.pid, os.WEXITED | os.WNOWAIT)
+        status = self._end()
+        _join(self._threads)
         if status != 0:
             raise CommandFailed(self._argv, status, self._err.text())
+
+    def _end(self) -> int:
+        if self._child.returncode is None:
+            _kill_group(self._child.pid)
+        return self._child.wait()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._child.poll() is None:
-            _kill_group(self._child.pid)
-            self._child.wait()
+        self._end()
         self.output.close()
-        for thread in self._threads:
-            thread.join(5.0)
+        _join(self._threads)

@@ -56,4 +56,10 @@ def spawn(
         )
     except OSError as exc:
         raise OSError(exc.errno, exc.strerror, argv[0]) from exc
-    return Child(pid, os.pidfd_open(pid))
+    try:
+        return Child(pid, os.pidfd_open(pid))
+    except OSError:
+        # Nobody could hold it: it must not go on, nor stay as a zombie.
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        raise

@@ -29,7 +29,7 @@ def run(settings: Settings, announce: Announce) -> None:
         InvalidRequest: a directory or address cannot be used.
     """
     with (
-        state_dir.hold(settings.state) as held,
+        state_dir.hold(settings.state, settings.run) as held,
         bind_tcp(settings.host, settings.port) as listener,
         lone_errors(),
     ):
@@ -52,7 +52,7 @@ async def _main(settings: Settings, listener: socket.socket, announce: Announce)
         await edges.refresh()
         url = url_of(listener)
         key = await credentials.ensure_admin(directory, settings.state, url)
-        place = credentials.publish(os.environ, url, key)
+        place = await credentials.publish(os.environ, url, key)
         group.start_soon(until_signal, stop)
         group.start_soon(edges.run)
         group.start_soon(server.sandboxes.forget_old_claims)
@@ -66,5 +66,5 @@ async def _main(settings: Settings, listener: socket.socket, announce: Announce)
 def _where_key(place: object, settings: Settings) -> str:
     if place is None:
         kept = settings.state / credentials.FILE
-        return f"the key is in {kept}: the user's own file speaks of another host"
+        return f"the key is in {kept}: the user's own file speaks of another server"
     return f"address and key are in {place}"

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from dsec.base.errors import DsecError, Unsupported
+from dsec.base.errors import Unsupported
 from dsec.main.settings import Settings, settle
 
 STOP_TIMEOUT_S = 60.0
@@ -155,12 +155,9 @@ def _answering(command: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(command)
     def wrapped(*args: object, **kwargs: object) -> None:
-        try:
-            command(*args, **kwargs)
-        except (DsecError, OSError) as exc:
-            from dsec.cli.boundary import report
+        from dsec.cli.boundary import guarded
 
-            raise typer.Exit(report(exc)) from exc
+        raise typer.Exit(guarded(lambda: command(*args, **kwargs)))
 
     return wrapped
 

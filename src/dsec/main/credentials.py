@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import httpx
 import msgspec
 
 from dsec.base.ids import PrincipalId
@@ -20,6 +21,7 @@ from dsec.iam.projects import ROOT, Project
 
 ADMIN = PrincipalId("admin")
 FILE = "credentials.toml"
+PROBE_TIMEOUT_S = 1.0
 
 
 def user_file(environ: Mapping[str, str]) -> Path:
@@ -48,11 +50,14 @@ async def ensure_admin(directory: Directory, state_dir: Path, url: str) -> str:
     return key
 
 
-def publish(environ: Mapping[str, str], url: str, key: str) -> Path | None:
-    """Write address and key where local clients look; None if that file speaks of another host."""
+async def publish(environ: Mapping[str, str], url: str, key: str) -> Path | None:
+    """Write address and key where local clients look.
+
+    None if that file speaks of another host, or of another server that serves on this one.
+    """
     path = user_file(environ)
     before = _read(path).get("api_url", "")
-    if before and not _is_local(before):
+    if before and before != url and (not _is_local(before) or await _serves(before)):
         return None
     write(path, url, key)
     return path
@@ -77,6 +82,15 @@ def _read(path: Path) -> dict[str, str]:
     except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError):
         return {}
     return {name: value for name, value in values.items() if isinstance(value, str)}
+
+
+async def _serves(url: str) -> bool:
+    """Whether a DSec server answers there."""
+    async with httpx.AsyncClient(trust_env=False, timeout=PROBE_TIMEOUT_S) as client:
+        try:
+            return (await client.get(f"{url}/healthz")).status_code == 200
+        except (httpx.HTTPError, httpx.InvalidURL):
+            return False
 
 
 def _is_local(url: str) -> bool:

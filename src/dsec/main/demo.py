@@ -24,6 +24,7 @@ STOP_TIMEOUT_S = 60.0
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run it; returns the exit status."""
+    from dsec.cli.boundary import report
     from dsec.rollout import demo
 
     begun = CLOCK.monotonic()
@@ -33,8 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             anyio.run(_ensure_image)
             status = demo.main(["--image", IMAGE, *arguments])
     except DsecError as error:
-        sys.stderr.write(f"error: {error.message}\n")
-        return error.exit_status
+        return report(error)
     except KeyboardInterrupt:
         return 130
     _say(f"done in {format_duration(CLOCK.monotonic() - begun)}")

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import sys
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
-from dsec.base.errors import DsecError, Unavailable, error_from
+from dsec.base.errors import DsecError, InternalError, StorageFull, Unavailable, error_from
 
 READY = b"+"
 
@@ -60,16 +63,33 @@ def _leave_terminal(log_file: Path) -> None:
 
 
 def _child(run: Callable[[Callable[[str], None]], None], pipe: int) -> int:
+    answer = os.fdopen(pipe, "wb", buffering=0)
+
     def announce(text: str) -> None:
-        os.write(pipe, READY + text.encode())
-        os.close(pipe)
+        answer.write(READY + text.encode())
+        answer.close()
 
     try:
         run(announce)
-    except DsecError as exc:
-        os.write(pipe, f"{exc.code}\n{exc.message}".encode())
-        return exc.exit_status
-    except BaseException:  # noqa: BLE001 - the end of a process
-        traceback.print_exc()
-        return 70
+    except BaseException as exc:  # noqa: BLE001 - the end of a process
+        error = _as_error(exc)
+        # If it served, nobody waits any more, and the pipe's number may be another file's.
+        if answer.closed or not isinstance(exc, DsecError):
+            with suppress(OSError):  # the log's disk may be what is full
+                traceback.print_exc()
+                sys.stderr.flush()
+        if not answer.closed:
+            answer.write(f"{error.code}\n{error.message}".encode())
+            answer.close()
+        return error.exit_status
     return 0
+
+
+def _as_error(exc: BaseException) -> DsecError:
+    match exc:
+        case DsecError():
+            return exc
+        case OSError(errno=errno.ENOSPC | errno.EDQUOT):
+            return StorageFull(f"the disk is full: {exc.filename or exc.strerror}")
+        case _:
+            return InternalError(f"{type(exc).__name__}: {exc}")

@@ -28,7 +28,7 @@ def run(settings: Settings, announce: Announce) -> None:
     """
     token = read_secret(settings.edge_token_file)
     with (
-        state_dir.hold(settings.state) as held,
+        state_dir.hold(settings.state, settings.run) as held,
         _listen(settings, token) as listener,
         lone_errors(),
     ):
@@ -42,7 +42,7 @@ def _listen(settings: Settings, token: str) -> socket.socket:
     if "/" in where:
         return bind_unix(settings.run / where)
     host, _, port = where.rpartition(":")
-    if not port.isdigit():
+    if not (port.isascii() and port.isdecimal()):
         raise InvalidRequest(f"{where!r} is neither a path nor host:port")
     # Whoever reaches an edge owns every sandbox on it.
     if not token:

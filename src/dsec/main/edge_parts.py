@@ -118,7 +118,10 @@ def node_name(state: Path) -> NodeId:
         return node_id(file.read_text().strip())
     except FileNotFoundError:
         name = node_id("".join(secrets.choice(_LETTERS) for _ in range(4)))
-        file.write_text(f"{name}\n")
+        # Whole or not at all: half a name would keep every later server from starting.
+        part = file.with_name("node.part")
+        part.write_text(f"{name}\n")
+        part.replace(file)
         return name
 
 
@@ -134,6 +137,8 @@ def aether_binary(settings: Settings) -> Path:
     for candidate in candidates:
         if os.access(candidate, os.X_OK):
             return candidate
+    if settings.aether:
+        raise InvalidRequest(f"the helper {settings.aether} is not there, or no program")
     looked = ", ".join(map(str, candidates))
     raise InvalidRequest(f"the helper `aether` is missing; looked for {looked}; build native/")
 

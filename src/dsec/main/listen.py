@@ -17,6 +17,7 @@ from starlette.types import ASGIApp
 from typing_extensions import override
 
 from dsec.base.errors import Conflict, InvalidRequest
+from dsec.main.protocol import BoundedProtocol
 
 BACKLOG = 4096
 KEEP_ALIVE_S = 75
@@ -92,14 +93,20 @@ class _Server(uvicorn.Server):
         yield
 
 
+def _matters(record: logging.LogRecord) -> bool:
+    """Not what uvicorn says of a WebSocket that got an ordinary answer: that is a refusal."""
+    return "without completing handshake" not in str(record.msg)
+
+
 async def serve(app: ASGIApp, listener: socket.socket, stop: anyio.Event) -> None:
     """Serve until told to stop; then let requests in flight end, for a while."""
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    logging.getLogger("uvicorn.error").addFilter(_matters)
     server = _Server(
         uvicorn.Config(
             app,
             loop="none",
-            http="httptools",
+            http=BoundedProtocol,
             ws="websockets-sansio",
             ws_max_size=16 << 20,
             ws_per_message_deflate=False,

@@ -39,7 +39,8 @@ class Settings:
     """Sockets; empty = /run/dsec, or a user's own run-time directory."""
     backend: BackendName = "container"
     aether: str = ""
-    """The helper's binary; empty = the one that came with this package, or was built beside it."""
+    """The helper's binary; empty = `DSEC_AETHER`, else the one that came with this package, or was
+    built beside it."""
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
     stop_sandboxes: bool = False
     """Stop all sandboxes when the server stops; else they live on until it comes back."""
@@ -68,7 +69,7 @@ def settle(
     Args:
         config: a TOML file, or None.
         flags: by the names of `Settings`; None means not given.
-        environ: for a user's own directories.
+        environ: for a user's own directories, and `DSEC_AETHER`.
 
     Raises:
         InvalidRequest: the file or a flag is not right.
@@ -83,8 +84,24 @@ def settle(
     state, run = _default_dirs(env)
     return replace(
         settings,
-        state_dir=settings.state_dir or str(state),
-        run_dir=settings.run_dir or str(run),
+        state_dir=_absolute(settings.state_dir or str(state)),
+        run_dir=_absolute(settings.run_dir or str(run)),
+        aether=_absolute(settings.aether or env.get("DSEC_AETHER", "")),
+        edge_token_file=_absolute(settings.edge_token_file),
+        edges=[_absolute_edge(address) for address in settings.edges],
+    )
+
+
+def _absolute(path: str) -> str:
+    """A path that means the same after a server in the background has gone to `/`."""
+    return str(Path(path).absolute()) if path else ""
+
+
+def _absolute_edge(address: EdgeAddress) -> EdgeAddress:
+    return replace(
+        address,
+        unix_socket=_absolute(address.unix_socket),
+        token_file=_absolute(address.token_file),
     )
 
 

@@ -1,4 +1,4 @@
-"""One server per state directory: a lock that also says who holds it and where it listens."""
+"""One server per directory: a lock that also says who holds it and where it listens."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import fcntl
 import os
 import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import msgspec
@@ -14,6 +14,8 @@ import msgspec
 from dsec.base.errors import Conflict, DeadlineExceeded, InvalidRequest, NotFound
 
 LOCK = "lock"
+RUN_LOCK = "run.lock"
+"""Not the same name: one directory may be used for both."""
 
 
 class Holder(msgspec.Struct, kw_only=True):
@@ -23,46 +25,70 @@ class Holder(msgspec.Struct, kw_only=True):
     url: str = ""
 
 
-class HeldDir:
-    """A state directory of our own until we end."""
+class HeldDirs:
+    """Directories of our own until we end."""
 
-    def __init__(self, path: Path, descriptor: int) -> None:
-        self.path = path
-        self._descriptor = descriptor
+    def __init__(self) -> None:
+        self._descriptors: list[int] = []
+
+    def take(self, descriptor: int) -> None:
+        """Make a locked file ours."""
+        self._descriptors.append(descriptor)
+        self.announce("")
 
     def announce(self, url: str) -> None:
         """Write down who we are and where we listen."""
         line = msgspec.json.encode(Holder(pid=os.getpid(), url=url)) + b"\n"
-        os.ftruncate(self._descriptor, 0)
-        os.pwrite(self._descriptor, line, 0)
+        for descriptor in self._descriptors:
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, line, 0)
 
 
 @contextmanager
-def hold(path: Path) -> Iterator[HeldDir]:
-    """Make a state directory if need be, and keep it from any other server.
+def hold(state: Path, run: Path | None = None) -> Iterator[HeldDirs]:
+    """Make a server's directories if need be, and keep them from any other server.
+
+    The run directory too: an edge clears away what it finds there.
+
+    Args:
+        state: the state directory.
+        run: the run directory, of processes that have one.
 
     Raises:
-        Conflict: another server holds it.
-        InvalidRequest: it cannot be made or written.
+        Conflict: another server holds one of them.
+        InvalidRequest: one cannot be made or written.
     """
+    held = HeldDirs()
+    with ExitStack() as stack:
+        held.take(stack.enter_context(_locked(state, LOCK, "--state-dir")))
+        if run is not None:
+            held.take(stack.enter_context(_locked(run, RUN_LOCK, "--run-dir")))
+        yield held
+
+
+@contextmanager
+def _locked(path: Path, lock: str, flag: str) -> Iterator[int]:
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        descriptor = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        descriptor = os.open(path / lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as exc:
         raise InvalidRequest(
-            f"cannot use state directory {path}: {exc.strerror}; name another with --state-dir"
+            f"cannot use directory {path}: {exc.strerror}; name another with {flag}"
         ) from exc
     try:
+        _lock(descriptor, path, flag)
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _lock(descriptor: int, path: Path, flag: str) -> None:
+    try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        held = HeldDir(path, descriptor)
-        held.announce("")
-        yield held
     except BlockingIOError:
         other = _read(descriptor)
         who = f"process {other.pid} {other.url}".strip() if other else "another server"
-        raise Conflict(f"{path} is in use by {who}") from None
-    finally:
-        os.close(descriptor)
+        raise Conflict(f"{path} is in use by {who}; name another with {flag}") from None
 
 
 def holder_of(path: Path) -> Holder | None:

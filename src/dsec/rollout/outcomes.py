@@ -61,7 +61,7 @@ def judge(stdout: str, *, exit_code: int | None, timed_out: bool, truncated: boo
         said = lines[-1]["verdict"]
         passed = sum(check.passed for check in checks)
         complete = said == {"passed": passed, "failed": len(checks) - passed} and bool(checks)
-    except (ValueError, LookupError, TypeError, AttributeError):
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         complete = False
         checks = []
     if not complete:

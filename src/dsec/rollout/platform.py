@@ -49,8 +49,8 @@ class Files(Protocol):
     async def write(self, path: str, data: Any, /, *, mode: int = ..., parents: bool = ...) -> Any:
         """Write a whole file."""
 
-    async def read(self, path: str, /) -> bytes:
-        """Read a whole file."""
+    async def read(self, path: str, /, *, length: int | None = ...) -> bytes:
+        """Read a file, or so many bytes of it."""
 
     async def mkdir(self, path: str, /, *, parents: bool = ...) -> Any:
         """Make a directory."""

@@ -8,6 +8,7 @@ stay behind. Both sandboxes are stopped whatever happens.
 
 from __future__ import annotations
 
+import logging
 import shlex
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import aclosing, asynccontextmanager, contextmanager
@@ -34,6 +35,8 @@ from dsec.rollout.tasks import (
 )
 from dsec.sdk import DSecContainerRunArgs
 
+logger = logging.getLogger("dsec.rollout")
+
 TREE = "/task/tree"
 """The agent's work tree, in both sandboxes."""
 DEPS = "/task/deps"
@@ -42,6 +45,7 @@ CREATE_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 30.0
 GRACE_S = 30.0
 VERDICT_LIMIT_BYTES = 1 << 20
+READ_LIMIT_BYTES = 16 << 20
 
 
 class Job(Struct, frozen=True, kw_only=True):
@@ -110,6 +114,10 @@ class _Rollout:
             verdict = Verdict(outcome="infrastructure", detail=detail)
         except TimeoutError:
             detail = f"{self._phase}: the platform gave no answer in time"
+            verdict = Verdict(outcome="infrastructure", detail=detail)
+        except Exception as error:  # a bug met in one rollout must not end all the others
+            logger.exception("a rollout met a bug", extra={"rollout_id": self._job.rollout_id})
+            detail = f"{self._phase}: {type(error).__name__}: {error}"
             verdict = Verdict(outcome="infrastructure", detail=detail)
         result = RolloutResult(
             rollout_id=self._job.rollout_id,
@@ -265,14 +273,16 @@ class _Rollout:
                 )
                 return _ran_record(step, call, ran, command_id)
             case ReadCall():
-                data = await sandbox.files.read(_absolute(call.path))
-                return _record(step, call, output_bytes=len(data))
+                data = await _read(sandbox, call.path)
+                ended: Ended = "ok" if len(data) <= READ_LIMIT_BYTES else "truncated"
+                return _record(step, call, ended=ended, output_bytes=len(data))
             case WriteCall():
                 await sandbox.files.write(_absolute(call.path), call.content.encode(), parents=True)
                 return _record(step, call)
             case ReplaceCall():
-                before = (await sandbox.files.read(_absolute(call.path))).decode("utf-8", "replace")
-                if before.count(call.old) != 1:
+                data = await _read(sandbox, call.path)
+                before = data.decode("utf-8", "replace")
+                if len(data) > READ_LIMIT_BYTES or before.count(call.old) != 1:
                     return _record(step, call, ended="failed")
                 after = before.replace(call.old, call.new)
                 await sandbox.files.write(_absolute(call.path), after.encode())
@@ -366,6 +376,11 @@ class _Rollout:
         )
 
 
+async def _read(sandbox: SandboxLike, path: str) -> bytes:
+    """A file's first bytes: what the agent names may have no end (/dev/zero)."""
+    return await sandbox.files.read(_absolute(path), length=READ_LIMIT_BYTES + 1)
+
+
 def _absolute(path: str) -> str:
     return path if path.startswith("/") else f"{TREE}/{path}"
 
@@ -378,7 +393,7 @@ async def _chunks(tree: list[bytes]) -> AsyncIterator[bytes]:
 def _summary(call: Call) -> str:
     match call:
         case ShellCall():
-            return call.command.strip().splitlines()[0][:60]
+            return call.command.strip().partition("\n")[0][:60]
         case FinishCall():
             return "finish"
         case _:

@@ -1,7 +1,8 @@
 """libdsec, the client library: `_async` by hand, `_sync` generated from it, one transport seam.
 
 Knows the public API (dsec.wire) and nothing behind it. Start reading at `_async/client.py`; calls
-and retries are in `_async/call.py`, connections in `_async/transport.py`, without I/O `_http.py`.
+and retries are in `_async/call.py`, the seam in `_async/transport.py`, networks behind it in
+`_aiohttp.py` and `_urllib3.py`.
 """
 
 from dsec.sdk._async.client import Batch, DSecClient
@@ -10,7 +11,7 @@ from dsec.sdk._async.files import Files, FileStream, ResponseStream, Watch
 from dsec.sdk._async.images import ImageEvents, Images
 from dsec.sdk._async.sandbox import Sandbox
 from dsec.sdk._async.session import Session
-from dsec.sdk._async.transport import HttpTransport, PortStream, Response, Transport
+from dsec.sdk._async.transport import PortStream, Response, Transport
 from dsec.sdk._http import ConnectionFailed, Request
 from dsec.sdk._tar import Unpacked
 from dsec.sdk._version import VERSION
@@ -37,7 +38,6 @@ __all__ = [
     "FileInfo",
     "FileStream",
     "Files",
-    "HttpTransport",
     "ImageEvents",
     "Images",
     "PortStream",

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import select
-import socket
 import ssl
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
@@ -13,104 +11,18 @@ from typing import Protocol, TypeVar
 import anyio
 import anyio.abc
 import anyio.from_thread
-from anyio.streams.tls import TLSStream
 
 from dsec.base.errors import DsecError
 from dsec.kit import blocking
-from dsec.sdk._http import ConnectionFailed, watch_peer
 
 T = TypeVar("T")
-CONNECT_TIMEOUT_S = 10.0
 CHUNK_BYTES = 256 << 10
 
-Lock = anyio.Lock
 sleep = anyio.sleep
 monotonic = anyio.current_time
 
 
-class Stream:
-    """A TCP connection, plain or encrypted; its errors are ConnectionFailed, its end b""."""
-
-    def __init__(self, stream: anyio.abc.ByteStream, sock: socket.socket) -> None:
-        self._stream = stream
-        self._sock = sock
-
-    def stale(self) -> bool:
-        """Whether the other side has said something, usually goodbye, while this was idle."""
-        try:
-            if not hasattr(select, "poll"):
-                return bool(select.select([self._sock], [], [], 0)[0])
-            poll = select.poll()
-            poll.register(self._sock, select.POLLIN)
-            return bool(poll.poll(0))
-        except (OSError, ValueError):
-            return True
-
-    async def receive(self, timeout: float) -> bytes:
-        """What has come; b"" at the end."""
-        with anyio.move_on_after(timeout):
-            try:
-                return await self._stream.receive(CHUNK_BYTES)
-            except anyio.EndOfStream:
-                return b""
-            except _BROKEN as exc:
-                raise ConnectionFailed(f"connection lost: {_words(exc)}", sent=True) from exc
-        raise ConnectionFailed(f"nothing heard for {timeout:.0f} s", sent=True, silence=True)
-
-    async def send(self, data: bytes, timeout: float) -> None:
-        """Send all of it."""
-        with anyio.move_on_after(timeout):
-            try:
-                await self._stream.send(data)
-            except _BROKEN as exc:
-                raise ConnectionFailed(f"connection lost: {_words(exc)}", sent=True) from exc
-            return
-        raise ConnectionFailed(f"nothing taken for {timeout:.0f} s", sent=True)
-
-    async def aclose(self) -> None:
-        """Close it, without waiting for the other side."""
-        await anyio.aclose_forcefully(self._stream)
-
-
 _BROKEN = (anyio.BrokenResourceError, anyio.ClosedResourceError, OSError, ssl.SSLError)
-
-
-def _words(exc: BaseException) -> str:
-    cause = exc.__cause__ or exc
-    return str(cause) or type(cause).__name__
-
-
-async def connect(
-    host: str, port: int, tls: ssl.SSLContext | None, timeout: float = CONNECT_TIMEOUT_S
-) -> Stream:
-    """Open a connection.
-
-    Raises:
-        ConnectionFailed: with `sent` false: nothing of a request has left.
-    """
-    with anyio.move_on_after(timeout):
-        try:
-            tcp = await anyio.connect_tcp(host, port)
-        except OSError as exc:
-            raise ConnectionFailed(f"{host}:{port}: {_words(exc)}", sent=False) from exc
-        sock: socket.socket = tcp.extra(  # noqa: S610 - not Django
-            anyio.abc.SocketAttribute.raw_socket
-        )
-        watch_peer(sock)
-        if tls is None:
-            return Stream(tcp, sock)
-        try:
-            wrapped = await TLSStream.wrap(
-                tcp, hostname=host, ssl_context=tls, standard_compatible=False
-            )
-        except _BROKEN as exc:
-            await anyio.aclose_forcefully(tcp)
-            raise ConnectionFailed(f"{host}:{port}: TLS: {_words(exc)}", sent=False) from exc
-        except BaseException:
-            await anyio.aclose_forcefully(tcp)
-            raise
-        return Stream(wrapped, sock)
-    raise ConnectionFailed(f"{host}:{port}: no connection within {timeout:.0f} s", sent=False)
 
 
 def given_up(exc: BaseException) -> bool:
@@ -132,8 +44,8 @@ async def in_thread(function: Callable[[], T]) -> T:
 
 async def read_file(path: Path) -> AsyncIterator[bytes]:
     """A local file in chunks."""
-    async with await anyio.open_file(path, "rb") as file:
-        while data := await file.read(CHUNK_BYTES):
+    with await blocking.in_thread("disk", path.open, "rb") as file:
+        while data := await blocking.in_thread("disk", file.read, CHUNK_BYTES):
             yield data
 
 

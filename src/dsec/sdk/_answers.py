@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import msgspec
 
-from dsec.base.errors import DsecError, InternalError, Unavailable, error_from
+from dsec.base.errors import DsecError, InternalError, InvalidRequest, Unavailable, error_from
 from dsec.wire.public_v1 import ErrorAnswer, ErrorBody
 from dsec.wire.sandbox import StreamError
 
@@ -46,6 +46,18 @@ def http_error(status: int, body: bytes) -> DsecError:
         if status in {502, 503, 504}:
             return Unavailable(f"HTTP {status} from something in between: {text}")
         return error_from("", f"HTTP {status}: {text}", {}, status)
+
+
+def encode(body: object) -> bytes:
+    """A request's body as JSON.
+
+    Raises:
+        InvalidRequest: something in it is no text, as names of files may be.
+    """
+    try:
+        return msgspec.json.encode(body)
+    except UnicodeEncodeError as exc:
+        raise InvalidRequest(f"{exc.object!r} cannot be sent: it is not UTF-8") from exc
 
 
 def decode(body: bytes, shape: type[T]) -> T:

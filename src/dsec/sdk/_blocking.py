@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import math
-import select
 import socket
-import ssl
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -14,100 +11,12 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 from dsec.base.errors import DsecError
-from dsec.sdk._http import ConnectionFailed, watch_peer
 
 T = TypeVar("T")
-CONNECT_TIMEOUT_S = 10.0
 CHUNK_BYTES = 256 << 10
 
-Lock = threading.Lock
 sleep = time.sleep  # noqa: TID251 - the synchronous client blocks, that is what it is for
 monotonic = time.monotonic
-
-
-class Stream:
-    """A TCP connection, plain or encrypted; its errors are ConnectionFailed, its end b""."""
-
-    def __init__(self, sock: socket.socket) -> None:
-        self._sock = sock
-
-    def stale(self) -> bool:
-        """Whether the other side has said something, usually goodbye, while this was idle."""
-        try:
-            return bool(_readable(self._sock, 0))
-        except (OSError, ValueError):
-            return True
-
-    def receive(self, timeout: float) -> bytes:
-        """What has come; b"" at the end."""
-        self._limit(timeout)
-        try:
-            return self._sock.recv(CHUNK_BYTES)
-        except TimeoutError:
-            raise ConnectionFailed(
-                f"nothing heard for {timeout:.0f} s", sent=True, silence=True
-            ) from None
-        except ssl.SSLEOFError:
-            return b""
-        except (OSError, ValueError) as exc:
-            raise ConnectionFailed(f"connection lost: {_words(exc)}", sent=True) from exc
-
-    def send(self, data: bytes, timeout: float) -> None:
-        """Send all of it."""
-        self._limit(timeout)
-        try:
-            self._sock.sendall(data)
-        except TimeoutError:
-            raise ConnectionFailed(f"nothing taken for {timeout:.0f} s", sent=True) from None
-        except (OSError, ValueError) as exc:
-            raise ConnectionFailed(f"connection lost: {_words(exc)}", sent=True) from exc
-
-    def _limit(self, timeout: float) -> None:
-        # A time-out belongs to the socket, not to the call: a receive and a send in two threads
-        # (ports) may each get the other's, and both cope with that.
-        with suppress(OSError):
-            self._sock.settimeout(None if math.isinf(timeout) else max(timeout, 0.001))
-
-    def close(self) -> None:
-        """Close it, without waiting for the other side."""
-        with suppress(OSError):
-            self._sock.shutdown(socket.SHUT_RDWR)
-        self._sock.close()
-
-
-def _readable(sock: socket.socket, timeout: float) -> bool:
-    if not hasattr(select, "poll"):
-        return bool(select.select([sock], [], [], timeout)[0])
-    poll = select.poll()
-    poll.register(sock, select.POLLIN)
-    return bool(poll.poll(timeout * 1000))
-
-
-def _words(exc: BaseException) -> str:
-    return str(exc) or type(exc).__name__
-
-
-def connect(
-    host: str, port: int, tls: ssl.SSLContext | None, timeout: float = CONNECT_TIMEOUT_S
-) -> Stream:
-    """Open a connection.
-
-    Raises:
-        ConnectionFailed: with `sent` false: nothing of a request has left.
-    """
-    try:
-        sock = socket.create_connection((host, port), timeout)
-    except OSError as exc:
-        raise ConnectionFailed(f"{host}:{port}: {_words(exc)}", sent=False) from exc
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    watch_peer(sock)
-    if tls is None:
-        return Stream(sock)
-    try:
-        return Stream(tls.wrap_socket(sock, server_hostname=host))
-    except OSError as exc:
-        sock.close()
-        raise ConnectionFailed(f"{host}:{port}: TLS: {_words(exc)}", sent=False) from exc
 
 
 def given_up(exc: BaseException) -> bool:

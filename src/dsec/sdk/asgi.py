@@ -179,7 +179,7 @@ class _Exchange:
                 raise ConnectionFailed(
                     f"the application ended early: {self._failure!r}", sent=True
                 ) from self._failure
-        raise ConnectionFailed(f"nothing heard for {timeout:.0f} s", sent=True, silence=True)
+        raise ConnectionFailed(f"nothing heard for {timeout:.0f} s", sent=True)
 
     def hang_up(self, kind: str) -> None:
         """The client goes away."""

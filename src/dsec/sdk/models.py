@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import codecs
+import math
 import os
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 
+from dsec.base.errors import InvalidRequest
 from dsec.wire.sandbox import (
     Backend,
     Captured,
@@ -56,6 +58,23 @@ class DSecContainerRunArgs:
     backend: Backend = "container"
 
 
+def seconds(value: float | None, name: str) -> float | None:
+    """A time span as it goes over the wire, where a NaN would read as no limit at all.
+
+    Raises:
+        InvalidRequest: it is none.
+    """
+    if value is None:
+        return None
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        number = math.nan
+    if not 0 < number < math.inf:
+        raise InvalidRequest(f"{name} {value!r} must be a positive number of seconds, or None")
+    return number
+
+
 def sandbox_spec(args: DSecContainerRunArgs) -> SandboxSpec:
     """The arguments as they go over the wire."""
     return SandboxSpec(
@@ -66,8 +85,8 @@ def sandbox_spec(args: DSecContainerRunArgs) -> SandboxSpec:
             cpu_cores=float(args.cpu_cores_limit),
             pids=args.pids_limit,
         ),
-        ttl_running_stop=args.ttl_running_stop,
-        max_lifetime_s=args.max_lifetime_s,
+        ttl_running_stop=seconds(args.ttl_running_stop, "ttl_running_stop"),
+        max_lifetime_s=seconds(args.max_lifetime_s, "max_lifetime_s"),
         network_rules=dict(args.network_rules),
         init_user=args.init_user,
         workdir=args.workdir,

@@ -6,7 +6,7 @@ from dsec.sdk._sync.files import Files, FileStream, ResponseStream, Watch
 from dsec.sdk._sync.images import ImageEvents, Images
 from dsec.sdk._sync.sandbox import Sandbox
 from dsec.sdk._sync.session import Session
-from dsec.sdk._sync.transport import HttpTransport, PortStream, Response, Transport
+from dsec.sdk._sync.transport import PortStream, Response, Transport
 from dsec.sdk.models import CommandFailed, DSecContainerRunArgs, ExecResult, FileInfo
 
 __all__ = [
@@ -20,7 +20,6 @@ __all__ = [
     "FileInfo",
     "FileStream",
     "Files",
-    "HttpTransport",
     "ImageEvents",
     "Images",
     "PortStream",

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import logging
 import sqlite3
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import TypeVar
 
 import anyio
-from sqlalchemy import Connection, Engine, create_engine, event, inspect, text
+from sqlalchemy import URL, Connection, Engine, create_engine, event, inspect, text
+from sqlalchemy.exc import OperationalError
 from sqlalchemy.pool import ConnectionPoolEntry
 
+from dsec.base.errors import StorageFull
 from dsec.kit.blocking import in_thread
 
 T = TypeVar("T")
@@ -51,18 +53,29 @@ class Database:
             return await in_thread("disk", self._write, work)
 
     def _read(self, work: Callable[[Connection], T]) -> T:
-        with self._engine.connect() as connection:
+        with _full_disk_named(), self._engine.connect() as connection:
             return work(connection)
 
     def _write(self, work: Callable[[Connection], T]) -> T:
-        with self._engine.begin() as connection:
+        with _full_disk_named(), self._engine.begin() as connection:
             return work(connection)
+
+
+@contextmanager
+def _full_disk_named() -> Iterator[None]:
+    """Raise StorageFull for what a full disk makes of a piece of work."""
+    try:
+        yield
+    except OperationalError as exc:
+        if getattr(exc.orig, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_FULL:
+            raise StorageFull("the disk of the state directory is full") from exc
+        raise
 
 
 @asynccontextmanager
 async def open_sqlite(path: Path) -> AsyncIterator[Database]:
-    """Open a SQLite file, migrate it, close it at the end."""
-    engine = create_engine(f"sqlite:///{path}", pool_size=4, max_overflow=4)
+    """Open a SQLite file, migrate it, close it at the end. Raises StorageFull."""
+    engine = create_engine(URL.create("sqlite", database=str(path)), pool_size=4, max_overflow=4)
     event.listen(engine, "connect", _set_up)
     event.listen(engine, "begin", _begin)
     try:
@@ -86,8 +99,8 @@ def _begin(connection: Connection) -> None:
 
 
 def migrate(engine: Engine) -> None:
-    """Bring the tables up to date, all or nothing."""
-    with engine.begin() as connection:
+    """Bring the tables up to date, all or nothing. Raises StorageFull."""
+    with _full_disk_named(), engine.begin() as connection:
         if version_of(connection) == HEAD:
             return
         logging.getLogger("alembic").setLevel(logging.WARNING)  # it talks while it is imported

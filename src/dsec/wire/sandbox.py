@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-import msgspec
 from msgspec import Meta, Struct, field
 
 from dsec.base.states import SandboxState, StopReason
@@ -77,7 +76,7 @@ class PtySize(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class CommandSpec(Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """A command to run. Exactly one of `argv` and `shell`.
+    """A command to run. Exactly one of `argv` and `shell`, or `entrypoint`.
 
     `shell` is run by the image's own shell (`bash -c`, else `sh -c`): the caller's business,
     nothing of the platform depends on it. With `session`, it runs in that persistent shell.
@@ -87,6 +86,8 @@ class CommandSpec(Struct, kw_only=True, omit_defaults=True, forbid_unknown_field
     """The caller's id and idempotency key: sending it again attaches to the same run."""
     argv: list[str] | None = None
     shell: str | None = None
+    entrypoint: bool = False
+    """Put the image's Entrypoint before `argv`; without `argv`, run its Entrypoint and Cmd."""
     session: str | None = None
     cwd: str | None = None
     env: dict[str, str] = field(default_factory=dict)
@@ -272,8 +273,3 @@ class Usage(Struct, kw_only=True, omit_defaults=True):
     pids: int = 0
     oom_kills: int = 0
     disk_bytes: int = 0
-
-
-def encode_json(value: object) -> bytes:
-    """One message as JSON."""
-    return msgspec.json.encode(value)

@@ -45,3 +45,9 @@ def test_codes_are_unique() -> None:
 )
 def test_an_unknown_code_falls_back_to_its_family(status: int, family: type[DsecError]) -> None:
     assert type(error_from("from_the_future", "x", {}, status)) is family
+
+
+def test_details_may_have_any_name() -> None:
+    details = {"message": "m", "self": "s", "code": "c"}
+    error = error_from("conflict", "busy", details, 409)
+    assert (error.message, error.details) == ("busy", details)

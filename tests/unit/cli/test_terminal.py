@@ -140,6 +140,30 @@ def test_a_hangup_ends_the_shell_there_and_restores_here(
     assert platform.calls("DELETE", "/cmd1")
 
 
+def test_a_second_interrupt_kills_without_a_word(platform: FakePlatform, url: str) -> None:
+    platform.sandbox("POST", "/commands", json(command(running=True), 201))
+    output = Output(stream="stdout", offset=0, data=b"started")
+    platform.sandbox("GET", "/commands/cmd1/events", lines(output, hang=True))
+    platform.sandbox("POST", "/commands/cmd1/signal", Reply(204))
+    platform.sandbox("DELETE", "/commands/cmd1", json(command(exit_code=137)))
+    terminal = Terminal("exec", SANDBOX, "--", "sleep", "1000")
+    try:
+        terminal.wait_for(b"started")
+        terminal.signal(2)
+        until = time.monotonic() + 20
+        while not platform.calls("POST", "/signal"):
+            assert time.monotonic() < until
+            select.select([], [], [], 0.02)
+        terminal.signal(2)
+        assert terminal.end() == 130
+        assert platform.calls("DELETE", "/cmd1")
+        os.write(terminal._slave, b"|end|")
+        terminal.wait_for(b"|end|")
+        assert terminal.shown == b"started|end|"
+    finally:
+        terminal.close()
+
+
 def test_input_and_output_are_streams_of_bytes(platform: FakePlatform, url: str) -> None:
     got: list[bytes] = []
 

@@ -10,11 +10,13 @@ import pytest
 from dsec import (
     CapacityUnavailable,
     InternalError,
+    InvalidRequest,
     NotFound,
     QuotaExceeded,
     SandboxGone,
     Unauthenticated,
 )
+from dsec.cli.attach import exit_status
 from dsec.wire.public_v1 import Capability, ImageView, NodeView, SandboxList
 from dsec.wire.sandbox import Exited, FileInfo, Gap, Output, Process, Usage
 from tests.unit.cli.conftest import Dsec
@@ -86,6 +88,8 @@ def test_run_with_a_command_exits_as_it_does(platform: FakePlatform, dsec: Dsec)
         (["run", "--ttl", "soon", "debian"], "not a time"),
         (["run", "-l", "x", "debian"], "KEY=VALUE"),
         (["run", "-t", "debian", "ls"], "terminal"),
+        (["run", "-c", "nan", "debian"], "--cpus: nan"),
+        (["run", "-m", "\u00b2", "debian"], "not a size"),
         (["exec", SANDBOX], "say what to run"),
         (["shell", SANDBOX], "terminal"),
         (["stop"], "name sandboxes"),
@@ -127,6 +131,37 @@ def test_errors_have_a_status_and_advice(
     assert words in done.stderr
     assert "Traceback" not in done.stderr
     assert "Traceback" in dsec("--debug", "run", "--wait", "1s", "x").stderr
+
+
+@pytest.mark.parametrize(
+    ("place", "option"), [("limits.memory_mb", "--memory"), ("hostname", "--hostname")]
+)
+def test_a_wrong_value_has_its_options_name(
+    platform: FakePlatform, dsec: Dsec, place: str, option: str
+) -> None:
+    refusal = InvalidRequest(f"not valid: {place}: expected a whole number >= 16", place=place)
+    platform.on("POST", "/v1/sandboxes", error(refusal))
+    done = dsec("run", "debian")
+    assert done.exit_code == 64
+    assert done.stderr == f"error: {option}: expected a whole number >= 16\n"
+
+
+def test_an_error_of_many_lines_has_lines(platform: FakePlatform, dsec: Dsec) -> None:
+    platform.on("POST", "/v1/sandboxes", error(InvalidRequest("first\nsecond\x1b[2J\n")))
+    assert dsec("run", "debian").stderr == "error: first\n  second\\x1b[2J\n"
+
+
+def test_choices_are_listed(dsec: Dsec) -> None:
+    for words in (["run", "--backend", "qemu", "debian"], ["image", "build", "fedora"]):
+        done = dsec(*words)
+        assert done.exit_code == 64
+        assert "is none of" in done.stderr
+
+
+def test_a_time_out_says_the_time(capsys: pytest.CaptureFixture[str]) -> None:
+    for spent, said in ((0.52, "0.5 s"), (90.04, "90 s")):
+        exit_status(command(timed_out=True, exit_code=137, duration_s=spent))
+        assert f"after {said};" in capsys.readouterr().err
 
 
 def test_nothing_there(dsec: Dsec, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,7 +216,8 @@ def test_ps_and_stats(platform: FakePlatform, dsec: Dsec) -> None:
     assert shown.index("aether") < shown.index("sh -c \\x1b[2J")
     platform.sandbox("GET", "/usage", json(Usage(at=1.0, memory_bytes=3 << 20, oom_kills=1)))
     assert "3.0 MiB" in dsec("stats", SANDBOX).stdout
-    assert js.loads(dsec("stats", SANDBOX, "--json").stdout)[SANDBOX]["oom_kills"] == 1
+    told = js.loads(dsec("stats", SANDBOX, "--json").stdout)[SANDBOX]
+    assert (told["oom_kills"], told["pids"], told["disk_bytes"]) == (1, 0, 0)
 
 
 def test_logs(platform: FakePlatform, dsec: Dsec) -> None:
@@ -267,6 +303,8 @@ def test_copying_files(platform: FakePlatform, dsec: Dsec, tmp_path: Path) -> No
     assert dsec("cp", f"{SANDBOX}:/d/f", str(tmp_path / "g")).exit_code == 74
     assert {path.name for path in tmp_path.iterdir()} == {"report.txt", "f"}
     assert dsec("cp", "nowhere", f"{SANDBOX}:/d").exit_code == 66
+    done = dsec("cp", f"{SANDBOX}:/d/f", str(tmp_path / "no" / "f"))
+    assert (done.exit_code, done.stderr) == (66, f"error: no directory {tmp_path}/no\n")
 
 
 def test_copying_trees(platform: FakePlatform, dsec: Dsec, tmp_path: Path) -> None:
@@ -294,6 +332,15 @@ def test_copying_trees(platform: FakePlatform, dsec: Dsec, tmp_path: Path) -> No
     assert (tmp_path / "out/f").read_text() == "x"
     done = dsec("cp", f"{SANDBOX}:/d", str(tmp_path / "out2"))
     assert done.stderr.startswith("left out: ../\\x1b[2Jevil: ")
+    assert done.exit_code == 1
+    many = io.BytesIO()
+    with tarfile.open(fileobj=many, mode="w") as tar:
+        for number in range(25):
+            tar.addfile(tarfile.TarInfo(f"../{number}"))
+    platform.sandbox("GET", "/tree", Reply(200, [many.getvalue()]))
+    done = dsec("cp", f"{SANDBOX}:/d", str(tmp_path / "out3"))
+    assert (done.exit_code, done.stderr.count("\n")) == (1, 11)
+    assert "15 more" in done.stderr
     platform.sandbox("GET", "/tree", Reply(200, [bodies[0]]))
     assert dsec("cp", f"{SANDBOX}:/d", "-").stdout_bytes == bodies[0]
 

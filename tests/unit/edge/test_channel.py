@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+
 import anyio
 import pytest
 
 from dsec.base.errors import (
+    DeadlineExceeded,
     DsecError,
     InternalError,
     NotFound,
@@ -13,7 +16,15 @@ from dsec.base.errors import (
     StorageFull,
     Unavailable,
 )
-from dsec.edge.channel import MAX_STREAMS, AetherChannel, Data, End, gone
+from dsec.edge.channel import (
+    CHUNK_BYTES,
+    MAX_STREAM_ID,
+    MAX_STREAMS,
+    AetherChannel,
+    Data,
+    End,
+    gone,
+)
 from dsec.wire.frames import INITIAL_CREDIT, Kind
 from tests.unit.edge.peer import HELLO, Peer, pipes, talking
 
@@ -227,3 +238,73 @@ async def test_arguments_too_large_for_a_frame_are_refused() -> None:
         with pytest.raises(PayloadTooLarge):
             await channel.call("run", {"env": {"A": "x" * (1 << 20)}})
         assert not channel.busy
+
+
+@pytest.mark.parametrize(
+    ("kind", "body"),
+    [
+        (Kind.ERROR, b"\x93"),
+        (Kind.RESULT, b"\xc1"),
+        (Kind.EVENT, b"\xc1"),
+        (Kind.PING, bytes(17)),
+        (Kind.EVENT, b"\x91" * 100_000),
+    ],
+)
+async def test_a_frame_that_makes_no_sense_leaves_nobody_waiting(kind: Kind, body: bytes) -> None:
+    async with talking() as (channel, peer):
+        stream = channel.open("watch")
+        number, _ = await peer.opened()
+        await peer.say(kind, number, body)
+        with anyio.fail_after(5), pytest.raises(Unavailable, match="the channel broke"):
+            await stream.finish()
+        with pytest.raises(Unavailable):
+            await channel.call("list")
+
+
+async def test_an_error_that_makes_no_sense_ends_the_call() -> None:
+    async with talking() as (channel, peer), anyio.create_task_group() as group:
+        caught: list[DsecError] = []
+
+        async def ask() -> None:
+            try:
+                await channel.call("list")
+            except Unavailable as exc:
+                caught.append(exc)
+
+        group.start_soon(ask)
+        number, _ = await peer.opened()
+        await peer.say(Kind.ERROR, number, b"\x93")
+        await anyio.wait_all_tasks_blocked()
+        assert caught
+
+
+async def test_no_stream_is_opened_beyond_the_last_id() -> None:
+    async with talking() as (channel, _):
+        channel._next = MAX_STREAM_ID
+        with anyio.fail_after(5), pytest.raises(Unavailable, match="stream ids"):
+            await channel.call("list")
+
+
+async def test_what_nobody_takes_is_given_up() -> None:
+    async with talking() as (channel, peer):
+        stream = channel.open("write")
+        await peer.opened()
+        await stream.send(bytes(INITIAL_CREDIT), stall_s=0.01)
+        with anyio.fail_after(5), pytest.raises(DeadlineExceeded, match="nothing was taken"):
+            await stream.send(b"x", stall_s=0.01)
+
+
+async def test_a_sender_who_leaves_ends_the_sending_though_nothing_is_taken() -> None:
+    async def leaves() -> AsyncIterator[bytes]:
+        yield bytes(2 * INITIAL_CREDIT)
+        raise ConnectionAbortedError
+
+    async with talking() as (channel, peer):
+        stream = channel.open("write")
+        await peer.opened()
+        with anyio.fail_after(5), pytest.raises(ConnectionAbortedError):
+            await stream.send_all(leaves())
+        for _ in range(INITIAL_CREDIT // CHUNK_BYTES):
+            assert (await peer.frame()).kind is Kind.DATA
+        stream.cancel()
+        assert (await peer.frame()).kind is Kind.CANCEL  # and never END

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import stat
 from pathlib import Path
 
@@ -129,3 +130,20 @@ def test_all_of_it_is_private(journal: Journal) -> None:
     journal.create(record(journal))
     for path in (journal.sandboxes, journal.ended, journal.trash, journal.directory(ID)):
         assert stat.S_IMODE(path.stat().st_mode) == 0o700
+
+
+def test_a_tree_without_end_is_removed_too(tmp_path: Path) -> None:
+    """What a sandbox may leave behind: as deep as it likes."""
+    journal = Journal(tmp_path)
+    journal.prepare()
+    (journal.trash / "a").mkdir()
+    (journal.trash / "b").mkdir()
+    here = os.open(journal.trash / "a", os.O_RDONLY)
+    for _ in range(3000):
+        os.mkdir("d", dir_fd=here)
+        below = os.open("d", os.O_RDONLY, dir_fd=here)
+        os.close(here)
+        here = below
+    os.close(here)
+    journal.empty_trash()
+    assert list(journal.trash.iterdir()) == []

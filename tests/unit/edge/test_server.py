@@ -10,8 +10,9 @@ import httpx
 import msgspec
 import pytest
 
-from dsec.edge.server import EDGE_ROUTES
-from dsec.kit.http import describe
+from dsec.base.errors import InvalidRequest
+from dsec.edge.server import EDGE_ROUTES, _port
+from dsec.kit.openapi import describe
 from tests.unit.edge.node import Node, request
 
 
@@ -34,6 +35,12 @@ async def test_run(node: Node) -> None:
         assert answer.status_code == 200
         assert answer.json()["exit_code"] == 0
         assert base64.b64decode(answer.json()["stdout"]["head"]) == b"hi\n"
+
+
+@pytest.mark.parametrize("text", ["²", "0", "65536", "-1", "٣", "1" * 5000, ""])
+def test_what_is_no_port_is_refused(text: str) -> None:
+    with pytest.raises(InvalidRequest):
+        _port(text)
 
 
 @pytest.mark.parametrize(
@@ -81,7 +88,8 @@ async def test_a_command_by_its_id(node: Node) -> None:
         assert [c["command_id"] for c in (await client.get(f"{place}/commands")).json()] == ["c1"]
         assert (await client.delete(one)).json()["exit_code"] == 0
         assert (await client.post(f"{one}/signal?signal=TERM")).status_code == 404
-        assert (await client.post(f"{one}/signal?signal=NONE")).status_code == 400
+        for wrong in ("NONE", "²", "0", "65"):
+            assert (await client.post(f"{one}/signal?signal={wrong}")).status_code == 400
         assert (await client.post(f"{one}/resize?rows=0&cols=1")).status_code == 400
         assert (await client.get(f"{place}/commands/none")).status_code == 404
 

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import errno
+
 import anyio
 import pytest
 
@@ -10,11 +12,13 @@ from dsec.base.errors import (
     NotFound,
     SandboxGone,
     StartFailed,
+    StorageFull,
     Unsupported,
 )
 from dsec.base.states import SandboxState, StopReason
 from dsec.edge import commands
 from dsec.edge.admission import AdmissionLimits
+from dsec.edge.lifecycle.journal import Journal
 from dsec.edge.service import EdgeService
 from dsec.wire.edge_v1 import CreateOnEdge, ListFilter
 from dsec.wire.sandbox import CommandSpec, Limits
@@ -75,6 +79,21 @@ async def test_a_failed_launch_says_where_and_leaves_nothing(node: Node) -> None
             await edge.create(asked)
         assert node.host.sandboxes == {}
         assert list((node.root / "state" / "sandboxes").iterdir()) == []
+        assert (await edge.create(request())).state is SandboxState.RUNNING
+
+
+async def test_a_full_disk_is_named_and_leaves_nothing(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    async with node.host.running(), node.edge() as edge:
+        with monkeypatch.context() as patch:
+            patch.setattr(Journal, "create", full)
+            with pytest.raises(StorageFull, match="is full"):
+                await edge.create(request())
+        assert node.host.sandboxes == {}
         assert (await edge.create(request())).state is SandboxState.RUNNING
 
 

@@ -2,11 +2,13 @@ from __future__ import annotations
 
 import io
 import os
+import time
 from pathlib import Path
 
 import anyio
 import pytest
 
+from dsec.linux import pidfd
 from dsec.linux.process import CommandFailed, Filter, run, run_async
 
 pytestmark = pytest.mark.anyio
@@ -22,6 +24,12 @@ def alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):
         return False
+
+
+def ended(pid: int) -> bool:
+    """Whether it is gone, or will be in a moment: a killed orphan tells init only."""
+    with pidfd.opened(pid) as descriptor:
+        return descriptor is None or pidfd.wait_end(descriptor, 5)
 
 
 def test_output_and_input() -> None:
@@ -46,6 +54,30 @@ def test_late_ones_are_killed_with_their_children(tmp_path: Path) -> None:
     with pytest.raises(CommandFailed, match=r"took longer than 2 s"):
         run(["sh", "-c", script], timeout_s=2)
     assert not alive(int((tmp_path / "pid").read_text()))
+
+
+LEAVES_A_CHILD = "sleep 600 & echo $!"
+"""The child goes on, and holds the output."""
+
+
+def test_what_a_program_left_behind_is_killed() -> None:
+    begun = time.monotonic()
+    done = run(["sh", "-c", LEAVES_A_CHILD], timeout_s=20)
+    assert ended(int(done.stdout))
+    assert time.monotonic() - begun < 4  # nor is its hold on the output waited for
+
+
+async def test_what_a_program_left_behind_is_killed_without_a_thread() -> None:
+    done = await run_async(["sh", "-c", LEAVES_A_CHILD], timeout_s=20)
+    assert ended(int(done.stdout))
+
+
+def test_what_a_filter_left_behind_is_killed() -> None:
+    script = "sleep 600 >/dev/null & echo $!"
+    with Filter(["sh", "-c", script], io.BytesIO()) as program:
+        pid = int(program.output.read())
+        program.finish()
+    assert ended(pid)
 
 
 def test_stderr_is_bounded() -> None:

@@ -46,11 +46,11 @@ class FakeFiles:
         self._client.reach(f"write {path}")
         self.kept[path] = data
 
-    async def read(self, path: str) -> bytes:
+    async def read(self, path: str, *, length: int | None = None) -> bytes:
         self._client.reach(f"read {path}")
         if path not in self.kept:
             raise NotFound(path, kind="path")
-        return self.kept[path]
+        return self.kept[path][:length]
 
     async def mkdir(self, path: str, *, parents: bool = False) -> None:
         self._client.reach(f"mkdir {path}")

@@ -84,6 +84,7 @@ KILLS_GRADER = ["import os; os.kill(os.getppid(), 9)\ndef answer(): return 0"] *
     [
         f"print('{FORGED}'); import os; os._exit(0)",
         "import sys; sys.exit(0)",
+        "import os\nfor _ in range(3000):\n  os.mkdir('d'); os.chdir('d')",
         "import os; os.kill(os.getpid(), 9)",
         *KILLS_GRADER,
         f"import os\nfor fd in range(64):\n  try: os.write(fd, b'{FORGED}')\n  except OSError: pass\nos._exit(0)",

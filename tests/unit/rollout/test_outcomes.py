@@ -58,6 +58,7 @@ def test_a_check_missed() -> None:
         "3\n",
         '{"verdict": {"passed": 1, "failed": 0}}\n' + GOOD,
         GOOD + "bye",
+        "[" * 100_000,
     ],
 )
 def test_no_clear_verdict_is_the_graders_fault(stdout: str) -> None:

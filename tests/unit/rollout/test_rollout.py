@@ -14,6 +14,7 @@ from dsec.base.errors import (
     SandboxGone,
     Unavailable,
 )
+from dsec.rollout import rollout
 from dsec.rollout.outcomes import Outcome
 from dsec.rollout.records import Event, RolloutResult
 from dsec.rollout.rollout import Job, roll_out
@@ -28,7 +29,7 @@ from dsec.rollout.tasks import (
     TaskLimits,
     WriteCall,
 )
-from tests.unit.rollout.fakes import BAD, FakeClient, Ran
+from tests.unit.rollout.fakes import BAD, FakeClient, FakeSandbox, Ran
 from tests.unit.rollout.samples import DISTRIBUTIONS, SHA, make_agent, make_task
 
 
@@ -264,3 +265,30 @@ async def test_one_rollout_without_a_platform_does_not_stop_the_others() -> None
     )
     assert report.outcomes == {"infrastructure": 5}
     assert report.tasks[0].mean_reward is None
+
+
+async def test_a_bug_in_one_rollout_is_its_outcome(monkeypatch: pytest.MonkeyPatch) -> None:
+    client = FakeClient()
+
+    async def run_shell(*_: object, **__: object) -> None:
+        raise ZeroDivisionError("a bug")
+
+    monkeypatch.setattr(FakeSandbox, "run_shell", run_shell)
+    result = await run(client)
+    assert (result.outcome, result.reward) == ("infrastructure", None)
+    assert result.detail == "setup: ZeroDivisionError: a bug"
+    assert client.sandboxes[0].stopped == 1
+
+
+async def test_what_an_agent_reads_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rollout, "READ_LIMIT_BYTES", 10)
+    client = FakeClient()
+    calls = (
+        WriteCall(path="long", content="a" * 11),
+        ReadCall(path="long"),
+        ReplaceCall(path="long", old="a" * 11, new="b"),
+        ShellCall(command=""),
+    )
+    result = await run(client, make_task(make_agent(*calls)))
+    assert [call.ended for call in result.calls][:3] == ["ok", "truncated", "failed"]
+    assert result.calls[1].output_bytes == 11

@@ -33,6 +33,8 @@ class Seen:
     raw_query: bytes
     headers: dict[str, str]
     body: bytes = b""
+    raw_path: bytes = b""
+    client: tuple[str, int] | None = None
 
     def json(self) -> Any:
         return msgspec.json.decode(self.body)
@@ -160,7 +162,15 @@ def _request(scope: Message) -> Seen:
     raw = scope["query_string"]
     query = dict(parse_qsl(raw.decode("ascii"), keep_blank_values=True, errors="surrogateescape"))
     headers = {name.decode(): value.decode("latin-1") for name, value in scope["headers"]}
-    return Seen(scope["method"], scope["path"], query, raw, headers)
+    return Seen(
+        scope["method"],
+        scope["path"],
+        query,
+        raw,
+        headers,
+        raw_path=scope["raw_path"],
+        client=scope["client"],
+    )
 
 
 async def _body(receive: Any) -> bytes:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import re
 import socket
 import threading
 from collections.abc import Iterator, Sequence
@@ -34,9 +37,11 @@ def served(platform: FakePlatform) -> Iterator[str]:
 class Scripted:
     """Each connection gets the next script: what is said after each request on it, then the end."""
 
-    def __init__(self, *scripts: Sequence[bytes]) -> None:
+    def __init__(self, *scripts: Sequence[bytes], host: str = "127.0.0.1") -> None:
         self._scripts = list(scripts)
-        self._listener = socket.create_server(("127.0.0.1", 0))
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self._host = f"[{host}]" if ":" in host else host
+        self._listener = socket.create_server((host, 0), family=family)
         self.requests: list[bytes] = []
         self.connections = 0
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -44,7 +49,7 @@ class Scripted:
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+        return f"http://{self._host}:{self._listener.getsockname()[1]}"
 
     def _run(self) -> None:
         for script in self._scripts:
@@ -59,7 +64,7 @@ class Scripted:
                     if not data:
                         break
                     self.requests.append(data)
-                    client.sendall(answer)
+                    client.sendall(answer.replace(b"ACCEPT", _accept(data)))
 
     def __enter__(self) -> Self:
         return self
@@ -69,3 +74,15 @@ class Scripted:
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
         self._thread.join(5)
+
+
+def _accept(request: bytes) -> bytes:
+    key = re.search(rb"(?i)sec-websocket-key: (\S+)", request)
+    told = (key[1] if key else b"") + b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
+    return base64.b64encode(hashlib.sha1(told).digest())
+
+
+UPGRADE = (
+    b"HTTP/1.1 101 x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+    b"Sec-WebSocket-Accept: ACCEPT\r\n\r\n"
+)

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import math
+
 import anyio
 import pytest
 
@@ -7,6 +9,7 @@ from dsec import (
     CommandFailed,
     Conflict,
     DeadlineExceeded,
+    DSecContainerRunArgs,
     Exited,
     Gap,
     InvalidRequest,
@@ -19,6 +22,7 @@ from dsec import (
     TextDecoder,
     Unavailable,
 )
+from dsec.sdk.models import sandbox_spec
 from dsec.wire.sandbox import Captured, Heartbeat
 from tests.unit.sdk.fake import (
     LOST,
@@ -112,8 +116,13 @@ async def test_results_say_what_became_of_the_command(platform: FakePlatform, bo
 async def test_mistakes_are_named_before_anything_is_sent(box: Sandbox) -> None:
     with pytest.raises(InvalidRequest, match="run_shell"):
         await box.exec("ls -l")
-    with pytest.raises(InvalidRequest, match="timeout"):
-        await box.exec(["ls"], timeout=-1)
+    for timeout in (-1, 0, math.nan, math.inf):
+        with pytest.raises(InvalidRequest, match="timeout"):
+            await box.exec(["ls"], timeout=timeout)
+    with pytest.raises(InvalidRequest, match="max_lifetime_s"):
+        sandbox_spec(DSecContainerRunArgs("debian", max_lifetime_s=math.nan))
+    with pytest.raises(InvalidRequest, match="not UTF-8"):
+        await box.exec(["ls", "\udcff"])
     with pytest.raises(InvalidRequest, match="not an id"):
         await box.command("../../x")
 

@@ -31,6 +31,11 @@ OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n[]"
 
 
 @pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture
 def url(platform: FakePlatform) -> Iterator[str]:
     with served(platform) as address:
         yield address
@@ -47,12 +52,13 @@ async def test_connections_are_used_again(platform: FakePlatform, url: str) -> N
     async with DSecClient(url) as client:
         for _ in range(5):
             assert await client.nodes() == []
-        transport = client._transport
-        assert len(transport._idle) == 1  # type: ignore[attr-defined]
+        assert len({seen.client for seen in platform.seen}) == 1
         async with anyio.create_task_group() as group:
             for _ in range(50):
                 group.start_soon(client.nodes)
-        assert 1 < len(transport._idle) <= 50  # type: ignore[attr-defined]
+        before = {seen.client for seen in platform.seen}
+        assert await client.nodes() == []
+        assert {seen.client for seen in platform.seen} == before
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,12 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import create_engine
 
 import dsec.store.database as database
+from dsec.base.clock import SystemClock
+from dsec.base.errors import StorageFull
+from dsec.base.ids import ProjectId, SandboxId
+from dsec.store.claims import SqlClaims
 from dsec.store.database import HEAD, migrate, open_sqlite, version_of
+from dsec.store.records import Claim
 from dsec.store.tables import metadata
 
 pytestmark = pytest.mark.anyio
@@ -31,6 +36,33 @@ async def test_migrations_make_the_tables(tmp_path: Path) -> None:
         assert compare_metadata(MigrationContext.configure(connection), metadata) == []
         assert version_of(connection) == HEAD
     engine.dispose()
+
+
+async def test_a_directory_may_have_any_name(tmp_path: Path) -> None:
+    folder = tmp_path / "a?mode=memory&b#c%20 é"
+    folder.mkdir()
+    async with open_sqlite(folder / "a.db"):
+        assert (folder / "a.db").exists()
+
+
+async def test_a_full_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    full = "PRAGMA max_page_count=24"
+    monkeypatch.setattr(database, "PRAGMAS", (*database.PRAGMAS, full))
+    async with open_sqlite(tmp_path / "a.db") as opened:
+        claims = SqlClaims(opened, SystemClock())
+        claim = Claim(SandboxId("sbx"), b"d" * 32)
+
+        async def fill() -> None:
+            for number in range(1000):
+                await claims.claim(ProjectId("root"), f"{number}" * 50, claim)
+
+        with pytest.raises(StorageFull):
+            await fill()
+        assert await claims.find(ProjectId("root"), "0" * 50) == claim
+    monkeypatch.setattr(database, "PRAGMAS", ("PRAGMA max_page_count=2",))
+    with pytest.raises(StorageFull):
+        async with open_sqlite(tmp_path / "b.db"):
+            pass
 
 
 async def test_an_interrupted_migration_leaves_nothing(

@@ -17,7 +17,7 @@ from anyio.abc import ByteStream
 
 from dsec.base.clock import Clock
 from dsec.base.errors import InternalError, StartFailed, Unavailable, Unsupported
-from dsec.edge.backends.launch_spec import CommandLimits, launch_spec
+from dsec.edge.backends.launch_spec import UPPER, CommandLimits, launch_spec
 from dsec.edge.channel import gone
 from dsec.edge.connection import UnixConnection
 from dsec.edge.images import Images, record_of
@@ -28,10 +28,15 @@ from dsec.linux import hostinfo
 from dsec.linux.cgroup import groups
 from dsec.linux.cgroup.detect import detect
 from dsec.linux.cgroup.interface import Layout
+from dsec.linux.disk_use import allocated_bytes
 from dsec.wire.public_v1 import Capability
 from dsec.wire.sandbox import SandboxSpec, Usage
 
 logger = logging.getLogger("dsec.edge.container")
+
+KILL_PATIENCE_S, KILL_PAUSE_S = 10.0, 0.1
+COUNT_PATIENCE_S = 0.3
+"""Some 100,000 files are counted by then. Who asks often is not to keep the disk busy."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,7 +121,10 @@ class ContainerBackend:
                 return known
         layout = detect(self._config.node, self._config.cgroup_parent)
         groups.prepare(layout)
-        file.write_bytes(msgspec.json.encode(layout))
+        # Whole or not at all: half a file would send the next edge to other groups than these.
+        scratch = file.with_name(".cgroups.json.new")
+        scratch.write_bytes(msgspec.json.encode(layout))
+        scratch.rename(file)
         return layout
 
     async def launch(self, record: SandboxRecord) -> None:
@@ -149,11 +157,25 @@ class ContainerBackend:
             raise
 
     async def kill(self, record: SandboxRecord) -> None:
-        """Kill its whole group."""
-        try:
-            await in_thread("cgroup", groups.kill, self._layout, record.id)
-        except TimeoutError as exc:
-            raise InternalError(str(exc)) from exc
+        """Kill its whole group.
+
+        Raises:
+            InternalError: some of it does not end.
+        """
+        await self._kill(record.id)
+
+    async def _kill(self, sandbox: str) -> None:
+        # Waited for without a thread: a few that hang in the kernel must not hold up the others.
+        until = anyio.current_time() + KILL_PATIENCE_S
+        while True:
+            try:
+                await in_thread("cgroup", groups.kill, self._layout, sandbox)
+            except TimeoutError as exc:
+                if anyio.current_time() > until:
+                    raise InternalError(str(exc)) from exc
+                await anyio.sleep(KILL_PAUSE_S)
+            else:
+                return
 
     async def clean(self, record: SandboxRecord) -> None:
         """Remove groups, socket and mounts."""
@@ -168,8 +190,10 @@ class ContainerBackend:
         address.unlink(missing_ok=True)
 
     async def usage(self, record: SandboxRecord) -> Usage:
-        """Read its groups."""
+        """Read its groups, and count what it has written."""
         readings = await in_thread("cgroup", groups.usage, self._layout, record.id)
+        upper = record.path / UPPER
+        disk_bytes = await in_thread("disk", allocated_bytes, upper, COUNT_PATIENCE_S)
         return Usage(
             at=self._clock.now(),
             cpu_s=readings.cpu_s,
@@ -178,6 +202,7 @@ class ContainerBackend:
             memory_limit_bytes=readings.memory_limit_bytes,
             pids=readings.pids,
             oom_kills=readings.oom_kills,
+            disk_bytes=disk_bytes,
         )
 
     def oom_kills(self, record: SandboxRecord) -> int:
@@ -190,8 +215,12 @@ class ContainerBackend:
         for sandbox in await in_thread("cgroup", groups.sandboxes, self._layout):
             if sandbox in known:
                 continue
-            await in_thread("cgroup", groups.kill, self._layout, sandbox)
-            await in_thread("cgroup", groups.remove, self._layout, sandbox)
+            try:
+                await self._kill(sandbox)
+                await in_thread("cgroup", groups.remove, self._layout, sandbox)
+            except (InternalError, OSError):  # the others shall go all the same
+                logger.exception("a stray could not be removed", extra={"sandbox_id": sandbox})
+                continue
             await self._images.release(sandbox)
             removed.append(f"control groups of {sandbox}")
         return removed

@@ -11,12 +11,16 @@ from dsec.linux.cgroup.interface import Bounds, Layout
 from dsec.linux.cgroup.plan import plan
 from dsec.wire.launch import LaunchSpec
 
+UPPER = "upper"
+"""What a sandbox has written, in its own directory."""
+
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 MASKED_PATHS = [
     # Docker's, plus what tells about or reaches the host's kernel, memory and firmware
     "/proc/acpi",
     "/proc/asound",
+    "/proc/cmdline",
     "/proc/config.gz",
     "/proc/interrupts",
     "/proc/kallsyms",
@@ -103,7 +107,7 @@ def launch_spec(
         hostname=spec.hostname or record.id,
         uid_base=record.uid_base,
         layers=list(layers),
-        upper=f"{record.directory}/upper",
+        upper=f"{record.directory}/{UPPER}",
         work=f"{record.directory}/work",
         socket=record.socket,
         cgroups=groups.directories,

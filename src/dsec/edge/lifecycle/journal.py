@@ -16,7 +16,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
@@ -26,6 +25,7 @@ import msgspec
 from dsec.base.states import StopReason
 from dsec.edge.lifecycle.machine import Action
 from dsec.edge.record import SandboxRecord
+from dsec.images import disk
 from dsec.wire.sandbox import SandboxView
 
 logger = logging.getLogger("dsec.edge.journal")
@@ -131,9 +131,12 @@ class Journal:
         return (self.directory(sandbox) / RECORD).exists()
 
     def empty_trash(self) -> None:
-        """Remove what was given up; may take long."""
+        """Remove what was given up; may take long. What cannot be removed stays for the next time."""
         for entry in list(self.trash.iterdir()):
-            shutil.rmtree(entry, ignore_errors=True)
+            try:
+                disk.remove_tree(entry)
+            except OSError:
+                logger.exception("what a sandbox left cannot be removed")
 
     def stories(self) -> list[Story]:
         """Everything that is there, as it was left."""

@@ -24,6 +24,7 @@ from dsec.edge.lifecycle import machine
 from dsec.edge.lifecycle.journal import Journal, Mark
 from dsec.edge.lifecycle.machine import Action
 from dsec.edge.record import SandboxRecord
+from dsec.images import disk
 from dsec.kit.blocking import in_thread
 from dsec.kit.http import as_error
 from dsec.wire.sandbox import SandboxView, Usage
@@ -38,6 +39,8 @@ CLEAN_TRIES = 4
 EPITAPH_LOOKS, EPITAPH_PAUSE_S = 10, 0.005
 MAX_REVIVALS = 64
 """A connection that breaks more often than this in one life means an aether gone wrong."""
+REACH_TRIES, REACH_PAUSE_S = 10, 0.5
+"""What the host lacks for a moment (descriptors, memory) does not end a sandbox."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,27 +169,27 @@ class Owner:
     async def create(self) -> None:
         """Make it. Never raises what went wrong: `failure` says so, and `ready` is set."""
         async with self._turn:
-            if self.over.is_set():
+            if self.state is not SandboxState.CREATING:
                 return  # stopped while it waited for its turn
             try:
                 await in_thread("disk", self._around.journal.create, self.record)
             except OSError as exc:
-                self.failure = StartFailed(
-                    f"its journal could not be written: {exc}", step="journal", errno=exc.errno
-                )
+                self.failure = self._not_started(exc, "its journal could not be written", "journal")
+            except Exception as exc:  # noqa: BLE001 - the edge outlives a bug in one sandbox
+                self.failure = as_error(exc)
+            if self.failure is None:
+                await self._follow_quietly(machine.Ordered())
+            else:
                 await self._follow_quietly(machine.LaunchFailed())
-                return
-            await self._follow(machine.Ordered())
 
     async def adopt(self, stopping: StopReason | None) -> None:
         """Take over what an earlier run of the edge left."""
         async with self._turn:
-            answers = False
-            if stopping is None:
-                with contextlib.suppress(DsecError):
-                    await self._connect()
-                    answers = True
+            lost = await self._reach() if stopping is None else None
+            if lost is not None and not isinstance(lost, SandboxGone):
+                self.detail = lost.message
             self.oom_kill_seen()  # what was killed before is not held against a later command
+            answers = stopping is None and lost is None
             await self._follow_quietly(machine.Found(answers, stopping))
 
     async def stop(self, reason: StopReason) -> None:
@@ -216,21 +219,39 @@ class Owner:
                 lost.close(self.gone())
                 return
             self._revivals += 1
-            try:
-                await self._connect()
-            except DsecError:
-                self.detail = await self._epitaph()
+            if self._revivals > MAX_REVIVALS:
+                # Nobody could use it any more, nor ask whether it is idle: it must not stay for ever.
+                self.detail = f"its connection broke {self._revivals} times"
+                await self._follow_quietly(machine.Died())
+            elif failure := await self._reach():
+                self.detail = await self._epitaph(failure)
                 await self._follow_quietly(machine.Died())
             else:
                 lost.close(Unavailable("the connection to the sandbox was renewed; ask again"))
 
-    async def _epitaph(self) -> str:
+    async def _reach(self) -> DsecError | None:
+        """Connect; why it cannot be reached, whatever its aether says and the host lacks."""
+        for left in reversed(range(REACH_TRIES)):
+            try:
+                await self._connect()
+            except OSError as exc:
+                if not left:
+                    return InternalError(f"it could not be reached: {exc}", errno=exc.errno)
+                logger.warning("could not be reached yet", extra=self._about(error=str(exc)))
+                await anyio.sleep(REACH_PAUSE_S)
+            except Exception as exc:  # noqa: BLE001 - the edge outlives a bug in one sandbox
+                return as_error(exc)
+            else:
+                return None
+        raise AssertionError("unreachable")
+
+    async def _epitaph(self, failure: DsecError) -> str:
         """How it ended. The launcher's word may come a moment after the connection has gone."""
         for _ in range(EPITAPH_LOOKS):
             if words := self._backend.epitaph(self.record.id):
                 return words
             await anyio.sleep(EPITAPH_PAUSE_S)
-        return "its first process ended"
+        return "its first process ended" if isinstance(failure, SandboxGone) else failure.message
 
     async def _follow_quietly(self, event: machine.Event) -> None:
         """Nobody waits for this one: what cannot be removed stays for the next sweep."""
@@ -277,7 +298,7 @@ class Owner:
         except TimeoutError:
             self.failure = StartFailed(f"not started in {LAUNCH_DEADLINE_S:.0f} s", step="deadline")
         except OSError as exc:
-            self.failure = StartFailed(f"could not be started: {exc}", errno=exc.errno)
+            self.failure = self._not_started(exc, "could not be started", "launch")
         except Exception as exc:  # noqa: BLE001 - the edge outlives a bug in one sandbox
             self.failure = as_error(exc)
         if self.failure is None:
@@ -285,17 +306,25 @@ class Owner:
         else:
             await self._follow_quietly(machine.LaunchFailed())
 
+    def _not_started(self, exc: OSError, what: str, step: str) -> DsecError:
+        if exc.errno in disk.FULL:
+            return disk.storage_full(self.record.path.parent)
+        return StartFailed(f"{what}: {exc}", step=step, errno=exc.errno)
+
     async def _connect(self) -> None:
         with _deadline(CONNECT_DEADLINE_S, "its aether did not answer"):
             stream = await self._backend.connect(self.record)
             channel = AetherChannel(self._lost)
-            await channel.start(stream, self._around.group)
+            try:
+                await channel.start(stream, self._around.group)
+            except BaseException:
+                channel.close()  # or its descriptor would stay for as long as the peer likes
+                raise
             self.channel = channel
 
     def _lost(self, channel: AetherChannel) -> None:
         # Streams are left open until it is known whether the sandbox is over: then they hear why.
-        alive = self.channel is channel and self.state is SandboxState.RUNNING
-        if alive and self._revivals < MAX_REVIVALS:
+        if self.channel is channel and self.state is SandboxState.RUNNING:
             self._around.group.start_soon(self._revive, channel)
         else:
             channel.close(self.gone() if self.ended_at else None)

@@ -15,10 +15,6 @@ T = TypeVar("T")
 
 MAX_DOCUMENT_BYTES = 8 << 20
 REF_NAME = "org.opencontainers.image.ref.name"
-_INDEXES = {
-    "application/vnd.oci.image.index.v1+json",
-    "application/vnd.docker.distribution.manifest.list.v2+json",
-}
 _MACHINES = {
     "x86_64": "amd64",
     "aarch64": "arm64",
@@ -46,10 +42,6 @@ class Descriptor(Struct, frozen=True, rename="camel"):
     media_type: str = ""
     platform: Platform | None = None
     annotations: dict[str, str] | None = None
-
-    def is_index(self) -> bool:
-        """Whether it says that it points to a list of manifests."""
-        return self.media_type in _INDEXES
 
     def ref_name(self) -> str:
         """The tag a layout gives it, "" if none."""
@@ -117,10 +109,6 @@ class MediaTyped(Struct, frozen=True, rename="camel"):
 
     media_type: str = ""
     manifests: list[Descriptor] | None = None
-
-    def is_index(self) -> bool:
-        """Whether it is a list of manifests; old ones do not say so themselves."""
-        return self.manifests is not None
 
 
 def decode(data: bytes, shape: type[T], what: str) -> T:

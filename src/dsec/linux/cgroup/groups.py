@@ -19,7 +19,8 @@ from dsec.linux.cgroup.v2 import cpu as cpu2
 from dsec.linux.cgroup.v2 import memory as memory2
 from dsec.linux.cgroup.v2 import pids as pids2
 
-KILL_PATIENCE_S = 10.0
+KILL_PATIENCE_S = 0.05
+"""Most end at once. Who waits longer should not do it in a thread that others need."""
 REMOVE_PATIENCE_S = 5.0
 
 

@@ -6,8 +6,6 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from types import TracebackType
 from typing import Self, TypeVar
 
-import msgspec
-
 from dsec.base.errors import (
     CapacityUnavailable,
     DsecError,
@@ -15,7 +13,7 @@ from dsec.base.errors import (
     Unavailable,
 )
 from dsec.sdk import _aio
-from dsec.sdk._answers import LineSplitter, decode, http_error, retry_after_s
+from dsec.sdk._answers import LineSplitter, decode, encode, http_error, retry_after_s
 from dsec.sdk._async.transport import PortStream, Response, Transport
 from dsec.sdk._http import ConnectionFailed, QueryValue, Request
 from dsec.sdk._patience import HEARD_WITHIN_S, Patience
@@ -68,7 +66,7 @@ class Caller:
         headers = dict(self._headers)
         raw = b""
         if body is not None:
-            raw = body if isinstance(body, bytes) else msgspec.json.encode(body)
+            raw = body if isinstance(body, bytes) else encode(body)
             kind = "application/octet-stream" if isinstance(body, bytes) else "application/json"
             headers["Content-Type"] = kind
         if key is not None:
@@ -161,8 +159,6 @@ class Caller:
             await _aio.sleep(patience.pause_s(error, retry_after_s(error, response.headers)))
 
     async def _lost(self, exc: ConnectionFailed, request: Request, patience: Patience) -> None:
-        if exc.stale and request.repeatable:
-            return
         patience.wait_s()  # a deadline that has passed is what is reported
         error = self._unavailable(exc)
         if exc.sent and not request.repeatable:

@@ -116,7 +116,7 @@ class Images:
         )
 
     async def remove(self, name: str) -> None:
-        """Remove an image; sandboxes that run from it go on.
+        """Remove an image. One that a sandbox runs from stays, until that has stopped.
 
         Raises:
             NotFound: there is none of that name.

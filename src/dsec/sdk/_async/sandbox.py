@@ -17,7 +17,7 @@ from dsec.sdk._async.command import Command, deadline_s
 from dsec.sdk._async.files import Files
 from dsec.sdk._async.session import Session
 from dsec.sdk._async.transport import PortStream
-from dsec.sdk.models import ExecResult, exec_result
+from dsec.sdk.models import ExecResult, exec_result, seconds
 from dsec.wire.sandbox import (
     CommandResult,
     CommandSpec,
@@ -80,6 +80,7 @@ class Sandbox:
         input: bytes | str | None = None,  # noqa: A002 - subprocess.run's name for it
         timeout: float | None = None,
         session: str | None = None,
+        entrypoint: bool = False,
         command_id: str | None = None,
         output_limit_bytes: int | None = None,
     ) -> ExecResult:
@@ -94,6 +95,8 @@ class Sandbox:
             timeout: seconds after which it is killed, with all it started; None: the server's
                 default (an hour). The output up to then is in the result.
             session: a persistent session to run it in.
+            entrypoint: put the image's Entrypoint before `argv`; with an empty `argv`, run its
+                Entrypoint and Cmd.
             command_id: its id, if you want to choose it: a repeated call with the same id gets the
                 same run, and cancelling the call lets it go on. Without, cancelling kills it.
             output_limit_bytes: kept of each stream, half from its head and half from its tail;
@@ -107,12 +110,13 @@ class Sandbox:
         """
         spec = CommandSpec(
             command_id=command_id or mint_command_id(),
-            argv=_argv(argv),
+            argv=_argv(argv) or None if entrypoint else _argv(argv),
+            entrypoint=entrypoint,
             session=session,
             cwd=cwd,
             env=dict(env or {}),
             user=user,
-            timeout_s=_seconds(timeout),
+            timeout_s=seconds(timeout, "timeout"),
             output_limit_bytes=output_limit_bytes,
         )
         return await self._run(spec, input, ours=command_id is None)
@@ -138,7 +142,7 @@ class Sandbox:
             cwd=cwd,
             env=dict(env or {}),
             user=user,
-            timeout_s=_seconds(timeout),
+            timeout_s=seconds(timeout, "timeout"),
             output_limit_bytes=output_limit_bytes,
         )
         return await self._run(spec, input, ours=command_id is None)
@@ -185,6 +189,7 @@ class Sandbox:
         user: str | None = None,
         timeout: float | None = None,
         session: str | None = None,
+        entrypoint: bool = False,
         command_id: str | None = None,
         output_limit_bytes: int | None = None,
     ) -> Command:
@@ -200,6 +205,7 @@ class Sandbox:
             user: see `exec`.
             timeout: see `exec`.
             session: see `exec`.
+            entrypoint: see `exec`.
             command_id: see `exec`.
             output_limit_bytes: see `exec`.
         """
@@ -207,13 +213,14 @@ class Sandbox:
             command_id=command_id or mint_command_id(),
             argv=None if argv is None else _argv(argv),
             shell=shell,
+            entrypoint=entrypoint,
             session=session,
             cwd=cwd,
             env=dict(env or {}),
             user=user,
             stdin="pipe" if pty is not None else stdin,
             pty=pty,
-            timeout_s=_seconds(timeout),
+            timeout_s=seconds(timeout, "timeout"),
             output_limit_bytes=output_limit_bytes,
         )
         return await self._start(spec)
@@ -333,12 +340,6 @@ def _argv(argv: Sequence[str]) -> list[str]:
     if isinstance(argv, str):
         raise InvalidRequest("argv must be a list of strings; for a line of shell use run_shell")
     return list(argv)
-
-
-def _seconds(timeout: float | None) -> float | None:
-    if timeout is not None and timeout <= 0:
-        raise InvalidRequest(f"timeout {timeout!r} must be positive, or None")
-    return None if timeout is None else float(timeout)
 
 
 async def _chunks(data: bytes) -> AsyncIterator[bytes]:

@@ -7,8 +7,6 @@ from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
 from typing import Self, TypeVar
 
-import msgspec
-
 from dsec.base.errors import (
     CapacityUnavailable,
     DsecError,
@@ -16,7 +14,7 @@ from dsec.base.errors import (
     Unavailable,
 )
 from dsec.sdk import _blocking
-from dsec.sdk._answers import LineSplitter, decode, http_error, retry_after_s
+from dsec.sdk._answers import LineSplitter, decode, encode, http_error, retry_after_s
 from dsec.sdk._http import ConnectionFailed, QueryValue, Request
 from dsec.sdk._patience import HEARD_WITHIN_S, Patience
 from dsec.sdk._sync.transport import PortStream, Response, Transport
@@ -69,7 +67,7 @@ class Caller:
         headers = dict(self._headers)
         raw = b""
         if body is not None:
-            raw = body if isinstance(body, bytes) else msgspec.json.encode(body)
+            raw = body if isinstance(body, bytes) else encode(body)
             kind = (
                 "application/octet-stream"
                 if isinstance(body, bytes)
@@ -178,8 +176,6 @@ class Caller:
     def _lost(
         self, exc: ConnectionFailed, request: Request, patience: Patience
     ) -> None:
-        if exc.stale and request.repeatable:
-            return
         patience.wait_s()  # a deadline that has passed is what is reported
         error = self._unavailable(exc)
         if exc.sent and not request.repeatable:

@@ -20,7 +20,7 @@ from dsec.sdk._patience import Patience
 from dsec.sdk._sync.call import Caller, EventStream, Lines
 from dsec.sdk._sync.images import Images
 from dsec.sdk._sync.sandbox import Sandbox, segment
-from dsec.sdk._sync.transport import HttpTransport, Transport
+from dsec.sdk._sync.transport import Transport, network
 from dsec.sdk.models import DSecContainerRunArgs, sandbox_spec
 from dsec.wire.public_v1 import BatchItem, CreateBatch, NodeView, SandboxList, Version
 from dsec.wire.sandbox import SandboxView, StreamError
@@ -54,7 +54,7 @@ class DSecClient:
     ) -> None:
         self._credentials = find_credentials(api_url, api_key)
         address = parse_address(self._credentials.api_url)
-        self._transport = transport or HttpTransport(address)
+        self._transport = transport or network(address)
         self._unreachable_s = unreachable_s
         self._caller = Caller(
             self._transport, self._credentials.api_key, str(address), unreachable_s
@@ -78,15 +78,22 @@ class DSecClient:
 
         Raises:
             Unavailable: nothing answers there.
-            Unsupported: it speaks another version.
+            Unsupported: it speaks another version; or this is not asyncio.
         """
+        try:
+            self._greet(unreachable_s)
+        except BaseException:
+            self.close()  # nobody leaves an `with` that was not entered
+            raise
+        return self
+
+    def _greet(self, unreachable_s: float) -> None:
         version = self.version(unreachable_s=unreachable_s)
         if version.api != API:
             raise Unsupported(
                 f"{self.api_url} speaks API {version.api}, this SDK speaks {API}",
                 server_version=version.version,
             )
-        return self
 
     def version(self, *, unreachable_s: float = OPEN_UNREACHABLE_S) -> Version:
         """The server's version; needs no key."""
@@ -129,7 +136,6 @@ class DSecClient:
         Raises:
             InvalidRequest: a value of `args` is wrong.
             NotFound: no such image.
-            QuotaExceeded: the project's quota does not allow it.
             CapacityUnavailable: no node could take it in time; nothing was started.
             StartFailed: it never ran; `details` say why.
             DeadlineExceeded: not within `timeout`; if it does start, nobody will use it, and it

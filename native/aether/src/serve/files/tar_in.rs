@@ -2,6 +2,7 @@
 //! and symbolic links in the tree decide nothing about where a file ends up outside of `path`.
 
 use super::pax::PlainHeaders;
+use super::transfer::temporary_name;
 use super::{Answer, Channel, Entries, Request, Stop};
 use crate::serve::proto::{pack, Refusal, UNSUPPORTED};
 use rustix::fs::{
@@ -114,6 +115,39 @@ impl Unpacker {
         let _ = rustix::fs::utimensat(dir, name, &times, AtFlags::SYMLINK_NOFOLLOW);
     }
 
+    /// A file appears under its name whole or not at all.
+    fn file(
+        &self,
+        dir: &OwnedFd,
+        last: &OsStr,
+        entry: &mut tar::Entry<'_, impl Read>,
+    ) -> io::Result<()> {
+        let header = entry.header().clone();
+        let part = temporary_name(Path::new(last)).into_os_string();
+        let flags =
+            OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let mut file =
+            File::from(rustix::fs::openat(dir, &part, flags, Mode::from_raw_mode(0o600))?);
+        let mode = header.mode().unwrap_or(0o644) & 0o7777;
+        let size = entry.size();
+        let filled = io::copy(entry, &mut file)
+            .and_then(|copied| {
+                // An archive that breaks off looks like a file's end to its reader.
+                if copied == size {
+                    Ok(())
+                } else {
+                    Err(io::Error::new(io::ErrorKind::UnexpectedEof, "it ends within a file"))
+                }
+            })
+            .and_then(|()| self.own(dir, &part, &header))
+            .and_then(|()| Ok(rustix::fs::fchmod(&file, Mode::from_raw_mode(mode))?))
+            .and_then(|()| Ok(rustix::fs::renameat(dir, &part, dir, last)?));
+        if filled.is_err() {
+            let _ = rustix::fs::unlinkat(dir, &part, AtFlags::empty());
+        }
+        filled
+    }
+
     fn entry(&mut self, entry: &mut tar::Entry<'_, impl Read>) -> Result<bool, Unpacked> {
         let name = entry.path_bytes().into_owned();
         let Some((parent, last)) = safe_name(&name)? else { return Ok(false) };
@@ -123,7 +157,9 @@ impl Unpacker {
         let mode = header.mode().unwrap_or(0o644) & 0o7777;
         let mtime = header.mtime().unwrap_or(0);
         let kind = header.entry_type();
-        if !kind.is_dir() {
+        let whole =
+            matches!(kind, EntryType::Regular | EntryType::Continuous | EntryType::GNUSparse);
+        if !kind.is_dir() && !whole {
             match rustix::fs::unlinkat(&dir, last, AtFlags::empty()) {
                 Ok(()) | Err(Errno::NOENT) => {}
                 Err(errno) => return Err(at(errno.into())),
@@ -146,16 +182,7 @@ impl Unpacker {
                 return Ok(true);
             }
             EntryType::Regular | EntryType::Continuous | EntryType::GNUSparse => {
-                let flags = OFlags::WRONLY
-                    | OFlags::CREATE
-                    | OFlags::EXCL
-                    | OFlags::NOFOLLOW
-                    | OFlags::CLOEXEC;
-                let fd = rustix::fs::openat(&dir, last, flags, Mode::from_raw_mode(0o600));
-                let mut file = File::from(fd.map_err(|e| at(e.into()))?);
-                io::copy(entry, &mut file).map_err(at)?;
-                self.own(&dir, last, &header).map_err(at)?;
-                rustix::fs::fchmod(&file, Mode::from_raw_mode(mode)).map_err(|e| at(e.into()))?;
+                self.file(&dir, last, entry).map_err(at)?;
             }
             EntryType::Symlink => {
                 let target = entry.link_name_bytes().unwrap_or_default().into_owned();
@@ -251,7 +278,10 @@ pub(super) fn tar_in(request: &Request, channel: &Channel) -> Answer {
         }
         Err(Unpacked::Refused(refusal)) => Err(refusal.into()),
         Err(Unpacked::Failed(error)) => {
-            Err(Refusal::invalid(format!("not a tar archive: {error}")).into())
+            // The archive's own bytes may be in it: data of the sandbox's or the caller's, not text.
+            let said: String =
+                error.to_string().chars().filter(|c| matches!(c, ' '..='~')).take(120).collect();
+            Err(Refusal::invalid(format!("not a tar archive: {said}")).into())
         }
     }
 }

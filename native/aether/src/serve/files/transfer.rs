@@ -3,14 +3,16 @@
 use super::{gone, info_of, Answer, Channel, FileInfo, Request, Stop};
 use crate::serve::proto::{pack, Refusal, CONFLICT};
 use crate::serve::users::Accounts;
-use rustix::fs::{Access, AtFlags, Gid, Mode, OFlags, Uid};
+use rustix::fs::{Access, AtFlags, Gid, Mode, OFlags, ResolveFlags, Uid, CWD};
 use serde::Serialize;
 use sha2::{Digest, Sha256};
 use std::ffi::OsString;
 use std::fmt::Write as _;
 use std::fs::{self, File, Metadata};
 use std::io::{Read, Seek, SeekFrom, Write};
+use std::os::fd::AsRawFd;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::fs::FileTypeExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
@@ -24,14 +26,18 @@ pub(super) fn read(request: &Request, channel: &Channel, accounts: &Accounts) ->
     let shown = path.as_os_str().as_bytes();
     let fail = |step: &'static str| move |e: std::io::Error| Refusal::file(step, shown, &e);
     let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOCTTY;
-    let fd = rustix::fs::open(&path, flags, Mode::empty()).map_err(|e| fail("open")(e.into()))?;
-    let mut file = File::from(fd);
+    let mut file = open_at_once(&path, flags, Mode::empty()).map_err(fail("open"))?;
     let meta = file.metadata().map_err(fail("stat"))?;
     if meta.is_dir() {
         return Err(Refusal::invalid("it is a directory").path(shown).into());
     }
     if !meta.is_file() && request.args.length.is_none() {
         return Err(Refusal::invalid("not a regular file: length is needed").path(shown).into());
+    }
+    if meta.file_type().is_fifo() {
+        // Asked for by its length: who reads so wants to wait for a writer.
+        let waited = rustix::fs::open(&path, flags, Mode::empty());
+        file = File::from(waited.map_err(|e| fail("open")(e.into()))?);
     }
     channel.event(&FileInfo::new(shown, &meta, None, accounts)).map_err(gone)?;
     if let Some(offset) = request.args.offset.filter(|o| *o > 0) {
@@ -155,7 +161,8 @@ impl Drop for Temporary {
     }
 }
 
-fn temporary_name(path: &Path) -> PathBuf {
+/// A hidden name beside a path, for what is not whole yet.
+pub(super) fn temporary_name(path: &Path) -> PathBuf {
     let name = path.file_name().map_or(&b""[..], |n| n.as_bytes());
     let name = name.get(..name.len().min(200)).unwrap_or(b"");
     let unique = format!(".{:016x}.part", crate::serve::random());
@@ -199,8 +206,7 @@ fn write_through(request: &Request, channel: &Channel, path: &Path) -> Result<St
     let mut flags = OFlags::WRONLY | OFlags::CREATE | OFlags::CLOEXEC | OFlags::NOCTTY;
     flags |= if request.args.append.unwrap_or(false) { OFlags::APPEND } else { OFlags::TRUNC };
     let mode = Mode::from_raw_mode(request.args.mode.unwrap_or(0o644) & 0o7777);
-    let fd = rustix::fs::open(path, flags, mode).map_err(|e| fail("open")(e.into()))?;
-    let mut file = File::from(fd);
+    let mut file = open_at_once(path, flags, mode).map_err(fail("open"))?;
     let digest = receive_all(channel, &mut file, fail("write"))?;
     if request.args.mode.is_some() {
         rustix::fs::fchmod(&file, mode).map_err(|e| fail("chmod")(e.into()))?;
@@ -210,4 +216,21 @@ fn write_through(request: &Request, channel: &Channel, path: &Path) -> Result<St
     }
     check(request, &digest, shown)?;
     Ok(digest)
+}
+
+/// Open without waiting for the other end of a FIFO: without a reader it is refused (ENXIO), without
+/// a writer it is at its end. What is read and written afterwards may wait as usual.
+///
+/// Never a file of this process itself: its memory map and its program are not the sandbox's.
+fn open_at_once(path: &Path, flags: OFlags, mode: Mode) -> std::io::Result<File> {
+    let flags = flags | OFlags::NONBLOCK;
+    let fd = rustix::fs::openat2(CWD, path, flags, mode, ResolveFlags::NO_MAGICLINKS)?;
+    let place = rustix::fs::readlink(format!("/proc/self/fd/{}", fd.as_raw_fd()), Vec::new())?;
+    let own = format!("/proc/{}/", std::process::id());
+    if place.to_bytes().starts_with(own.as_bytes()) {
+        return Err(std::io::Error::from_raw_os_error(libc::EACCES));
+    }
+    let status = rustix::fs::fcntl_getfl(&fd)?;
+    rustix::fs::fcntl_setfl(&fd, status - OFlags::NONBLOCK)?;
+    Ok(File::from(fd))
 }
