@@ -6,7 +6,9 @@ import os
 
 import pytest
 
-ALLOWED_SKIPS: dict[str, str] = {}
+ALLOWED_SKIPS: dict[str, str] = {
+    "tests/kernel/test_stores": "S3: ./dev test builds the server s3s-fs where Rust is 1.92 or newer",
+}
 """Node id prefix -> why it may be skipped on a host that cannot run it. Reviewed like code."""
 
 

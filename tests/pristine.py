@@ -21,7 +21,7 @@ SETTLE_S = 30.0
 """How long the traces of what has ended may take to go."""
 OURS = re.compile(r"^(aether|dsec|probe)")
 CGROUPS = Path("/sys/fs/cgroup")
-GROWING = re.compile(r"(\.(db|sqlite)3?(-(wal|shm|journal))?|\.log|\.toml|lock|\.json)$")
+GROWING = re.compile(r"(\.(db|sqlite)3?(-(wal|shm|journal))?|\.log|\.toml|\d\.ext4|lock|\.json)$")
 """Files of the state directory that are meant to be there, or to come and go."""
 
 

@@ -7,7 +7,9 @@ from dsec.sdk.sync import (
     DSecContainerRunArgs,
     ExecResult,
     FileInfo,
+    GitTree,
     Sandbox,
+    SandboxTree,
     Session,
 )
 
@@ -18,6 +20,8 @@ __all__ = [
     "DSecContainerRunArgs",
     "ExecResult",
     "FileInfo",
+    "GitTree",
     "Sandbox",
+    "SandboxTree",
     "Session",
 ]

@@ -17,6 +17,7 @@ NOT_APPLICABLE: dict[str, dict[str, str]] = {
         "shell": "the simulation has a tiny shell without loops, functions or substitution",
         "kernel-files": "there is no /proc, /sys or FIFO in the simulated file system",
         "kernel-limits": "argument size limits are the kernel's; the simulation has none",
+        "enforced-disk": "simulated files have no limit of their own; the sandbox's warnings say so",
         "enforced-cpu": "nothing computes, so no processor time is used",
     },
     "container": {},

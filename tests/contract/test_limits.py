@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
-from dsec import DSecClient, DsecError, Sandbox
+from dsec import DSecClient, DsecError, InvalidRequest, Sandbox, StorageFull
 from tests.contract.capabilities import needs
 from tests.contract.conftest import MakeArgs
 from tests.contract.expect import PROBE, eventually
@@ -123,6 +125,71 @@ async def test_usage_is_sane(client: DSecClient, args: MakeArgs) -> None:
         assert usage.memory_peak_bytes >= usage.memory_bytes or usage.memory_peak_bytes == 0
         assert 0 <= usage.pids < 64
         assert usage.oom_kills == 0
+
+
+FILL = "dd if=/dev/zero of=/tmp/fill bs=64k"
+
+
+@needs("enforced-disk")
+async def test_a_full_disk_is_an_error_and_the_sandbox_lives(
+    client: DSecClient, args: MakeArgs
+) -> None:
+    async with await client.run_container(args(disk_limit_mb=64)) as sandbox:
+        await sandbox.files.write("/root/kept", "kept")
+        result = await sandbox.run_shell(FILL)
+        assert result.exit_code != 0
+        assert "No space left" in result.stderr
+        size = (await sandbox.files.stat("/tmp/fill")).size_bytes
+        assert 63 * MIB <= size <= 67 * MIB
+        with pytest.raises(StorageFull):
+            await sandbox.files.write("/tmp/more", bytes(4 * MIB))
+        assert await sandbox.files.read_text("/root/kept") == "kept"
+        assert (await sandbox.exec([PROBE, "echo", "alive"])).stdout == "alive\n"
+
+
+@needs("enforced-disk")
+async def test_deleting_makes_room_again(client: DSecClient, args: MakeArgs) -> None:
+    async with await client.run_container(args(disk_limit_mb=64)) as sandbox:
+        for _ in range(2):
+            assert (await sandbox.run_shell(FILL)).exit_code != 0
+            assert (await sandbox.usage()).disk_bytes >= 63 * MIB
+            assert (await sandbox.run_shell("rm /tmp/fill")).ok
+            assert (await sandbox.usage()).disk_bytes < 2 * MIB
+
+
+@needs("enforced-disk")
+async def test_the_smallest_disk_works(client: DSecClient, args: MakeArgs) -> None:
+    async with await client.run_container(args(disk_limit_mb=16)) as sandbox:
+        assert (await sandbox.run_shell("echo x > /etc/x && cat /etc/x")).stdout == "x\n"
+        assert (await sandbox.usage()).disk_limit_bytes == 16 * MIB
+
+
+@needs("enforced-disk")
+async def test_one_sandboxes_full_disk_is_not_anothers(
+    client: DSecClient, args: MakeArgs, sandbox: Sandbox
+) -> None:
+    async with await client.run_container(args(disk_limit_mb=16)) as full:
+        assert (await full.run_shell(FILL)).exit_code != 0
+        assert (await sandbox.run_shell("dd if=/dev/zero of=/tmp/a bs=1M count=32")).ok
+
+
+@needs("enforced-disk")
+async def test_a_setuid_program_works_on_its_disk(client: DSecClient, args: MakeArgs) -> None:
+    async with await client.run_container(args(disk_limit_mb=64)) as sandbox:
+        await sandbox.run_shell("cp /probe /tmp/suid && chmod 4755 /tmp/suid")
+        said = json.loads((await sandbox.exec(["/tmp/suid", "report"], user="user")).stdout)
+        assert said["status"]["Uid"].split()[:2] == ["1000", "0"]
+
+
+async def test_a_disk_without_a_limit_says_so(sandbox: Sandbox) -> None:
+    assert sandbox.view.limits.disk_mb is None
+    assert (await sandbox.usage()).disk_limit_bytes == 0
+
+
+async def test_a_disk_too_small_to_be_one_is_refused(client: DSecClient, args: MakeArgs) -> None:
+    for size in (0, 15):
+        with pytest.raises(InvalidRequest, match="disk_mb"):
+            await client.run_container(args(disk_limit_mb=size))
 
 
 @needs("enforced-cpu")

@@ -32,7 +32,7 @@ async def main(home: Path, node: str, aether: Path) -> None:
             run=home / "run",
             limits=AdmissionLimits(memory_floor_bytes=0),
         )
-        backend = ContainerBackend(where, images, clock)
+        backend = ContainerBackend(where, images.environments, clock)
         async with EdgeService(config, [backend], images, clock).running() as edge:
             config_of_server = uvicorn.Config(
                 make_edge_app(edge, clock),

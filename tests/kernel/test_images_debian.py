@@ -13,7 +13,7 @@ import pytest
 from dsec.base.errors import InvalidRequest
 from dsec.images.service import ImageService, finish
 from dsec.linux import mounts
-from dsec.wire.public_v1 import BuildImage, ImageProgress
+from dsec.wire.public_v1 import BuildImage, EnvironmentRef, ImageProgress
 
 pytestmark = [pytest.mark.anyio, pytest.mark.needs_root, pytest.mark.slow]
 
@@ -48,10 +48,11 @@ async def test_a_debian_image(place: Path) -> None:
         steps = [event.step for event in events if isinstance(event, ImageProgress)]
         assert any("installing" in step for step in steps)
         record = await images.resolve("debian")
-        names = [image.name for image in await images.list()]
+        names = [image.name for image in await images.list_images()]
         assert names[1] == "debian:latest"
         assert names[0] == f"debian:{record.source.split()[1]}"
-        (layer,) = await images.mount(record, "sbx1")
+        environment = await images.environments.compose(EnvironmentRef(image="debian"))
+        (layer,) = await images.environments.mount(environment, "sbx1")
     check_root(layer)
 
 
@@ -75,7 +76,7 @@ async def test_an_unknown_package(place: Path) -> None:
         request = BuildImage(distribution="debian", packages=["nonesuch-package"])
         with pytest.raises(InvalidRequest, match="nonesuch-package"):
             await finish(images.build(request))
-        assert await images.list() == []
+        assert await images.list_images() == []
 
 
 async def test_a_build_left_is_ended(place: Path) -> None:

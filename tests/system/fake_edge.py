@@ -15,6 +15,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 from dsec.base.clock import SystemClock
 from dsec.base.errors import CapacityUnavailable, DsecError, NotFound
 from dsec.base.states import FINAL, SandboxState, StopReason
+from dsec.edge.environment_routes import environment_routes
 from dsec.kit.http import Handler, LateJson, Ndjson, Route, json_response, make_app, read_body
 from dsec.wire.edge_v1 import CreateOnEdge, ImageEvent, ListFilter
 from dsec.wire.public_v1 import (
@@ -26,16 +27,16 @@ from dsec.wire.public_v1 import (
     PullImage,
 )
 from dsec.wire.sandbox import SandboxView
+from tests.system.fake_environments import FakeEnvironments
 
 S = "/v1/sandboxes/{id}"
 
 
-class FakeEdge:
+class FakeEdge(FakeEnvironments):
     def __init__(self, node: str = "n001", *, cpus: int = 4) -> None:
-        self.node = node
+        super().__init__(node)
         self.cpus = cpus
         self.sandboxes: dict[str, SandboxView] = {}
-        self.image_names = ["debian"]
         self.created = 0
         self.refusal: DsecError | None = None
         self.away: DsecError | None = None
@@ -72,12 +73,17 @@ class FakeEdge:
             raise self.refusal
         if request.spec.image not in self.image_names:
             raise NotFound(f"no image {request.spec.image!r}", kind="image")
+        spec = request.spec
+        workspace = await self.layer("workspace", spec.workspace) if spec.workspace else None
+        toolkits = [await self.layer("toolkit", name) for name in spec.toolkits]
         self.created += 1
         view = SandboxView(
             id=request.id,
             node=self.node,
             backend=request.spec.backend,
             image=request.spec.image,
+            workspace=workspace.name if workspace else "",
+            toolkits=[view.name for view in toolkits],
             state=SandboxState.RUNNING,
             created_at=1000.0 + self.created,
             limits=request.spec.limits,
@@ -259,6 +265,7 @@ def edge_app(edge: FakeEdge) -> ASGIApp:
         ("POST", "/edge/v1/images/import", h.import_archive),
     ]
     routes = [Route(method=m, path=p, handler=handler, summary="") for m, p, handler in table]
+    routes += environment_routes(edge)
     return make_app(routes, SystemClock(), extra=[WebSocketRoute(f"{S}/ports/{{port}}", h.port)])
 
 

@@ -32,6 +32,15 @@ NEEDS: dict[str, Permission | None] = {
     "POST /v1/images/pull": P.IMAGE_WRITE,
     "POST /v1/images/build": P.IMAGE_WRITE,
     "POST /v1/images/import": P.IMAGE_WRITE,
+    "POST /v1/images/push": P.IMAGE_WRITE,
+    "GET /v1/layers": P.IMAGE_READ,
+    "GET /v1/layers/show": P.IMAGE_READ,
+    "DELETE /v1/layers": P.IMAGE_WRITE,
+    "POST /v1/layers/publish": P.IMAGE_WRITE,
+    "POST /v1/environments/lint": P.SANDBOX_CREATE,
+    "GET /v1/environments/trace": P.IMAGE_READ,
+    "GET /v1/store": P.NODE_READ,
+    "POST /v1/store/collect": P.IMAGE_WRITE,
     "GET S": P.SANDBOX_READ,
     "DELETE S": P.SANDBOX_STOP,
     "GET S/processes": P.SANDBOX_READ,
@@ -68,6 +77,16 @@ BODIES: dict[str, object] = {
     "POST /v1/sandboxes:batch": {"spec": {"image": "debian"}, "count": 1},
     "POST /v1/images/pull": {"reference": "alpine"},
     "POST /v1/images/build": {"distribution": "debian"},
+    "POST /v1/environments/lint": {"image": "debian"},
+}
+QUERIES: dict[str, dict[str, str]] = {
+    "DELETE /v1/images": {"name": "debian"},
+    "POST /v1/images/import": {"name": "mine"},
+    "POST /v1/images/push": {"name": "debian"},
+    "GET /v1/layers/show": {"kind": "toolkit", "name": "rg"},
+    "DELETE /v1/layers": {"kind": "toolkit", "name": "rg:1"},
+    "POST /v1/layers/publish": {"kind": "toolkit", "name": "rg:2"},
+    "GET /v1/environments/trace": {"image": "debian"},
 }
 S = "/v1/sandboxes/{id}"
 
@@ -90,11 +109,8 @@ async def ask(plane: Plane, route: str, sandbox: str, headers: dict[str, str]) -
     method, path = route.split()
     path = re.sub(r"^S", f"/v1/sandboxes/{sandbox}", path)
     path = re.sub(r"\{\w+\}", "cmd1", path)
-    query = {"name": "debian"} if path.startswith("/v1/images") and method == "DELETE" else {}
-    if path.endswith("/import"):
-        query = {"name": "mine"}
     return await plane.client.request(
-        method, path, params=query, json=BODIES.get(route), headers=headers
+        method, path, params=QUERIES.get(route), json=BODIES.get(route), headers=headers
     )
 
 

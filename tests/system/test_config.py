@@ -9,7 +9,8 @@ import pytest
 
 from dsec.base.errors import InvalidRequest
 from dsec.kit.config import load_config, parse_config
-from dsec.main.edge_parts import aether_binary, node_name
+from dsec.main.edge_parts import aether_binary
+from dsec.main.parts import node_name
 from dsec.main.settings import EdgeAddress, Settings, settle
 
 EXAMPLE = Path(__file__).parents[2] / "deploy" / "dsec.toml"

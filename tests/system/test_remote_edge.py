@@ -27,6 +27,7 @@ from tests.system.plane import Plane, bearer, control_plane
 pytestmark = pytest.mark.anyio
 SPEC = {"image": "debian"}
 TOKEN = "t" * 32
+EMPTY_TAR = bytes(10240)
 
 
 @pytest.fixture(params=["unix", "tcp"])
@@ -117,6 +118,46 @@ async def test_the_edges_api(way: str, tmp_path: Path) -> None:
         assert '"name":"a b"' in sent.text
         assert (await client.delete("/v1/images?name=nope")).status_code == 404
         assert (await client.delete(s)).json()["state"] == "stopped"
+
+
+async def test_layers_environments_and_the_store(way: str, tmp_path: Path) -> None:
+    async with remote(way, tmp_path) as far:
+        client = far.plane.client
+        query = {"kind": "toolkit", "name": "a b:1", "description": "é & more"}
+        sent = await client.post("/v1/layers/publish", params=query, content=EMPTY_TAR)
+        assert '"ready"' in sent.text.splitlines()[-1], sent.text
+        other = await client.post(
+            "/v1/layers/publish", params=query, content=EMPTY_TAR + bytes(512)
+        )
+        assert '"code":"conflict"' in other.text.splitlines()[-1]
+        (listed,) = (await client.get("/v1/layers")).json()
+        assert (listed["name"], listed["description"]) == ("a b:1", "é & more")
+        assert (await client.get("/v1/layers?kind=toolkit")).json() == [listed]
+        assert (await client.get("/v1/layers?kind=workspace")).json() == []
+        assert (await client.get("/v1/layers?kind=odd")).status_code == 400
+        shown = await client.get("/v1/layers/show", params={"kind": "toolkit", "name": "a b"})
+        assert shown.json() == listed
+        made = await client.post("/v1/sandboxes", json={**SPEC, "toolkits": ["a b"]})
+        assert made.json()["toolkits"] == ["a b:1"]
+        pushed = await client.post("/v1/images/push?name=debian")
+        assert '"ready"' in pushed.text.splitlines()[-1]
+        assert (await client.post("/v1/images/push?name=nope")).status_code == 404
+        asked = {"image": "debian", "toolkits": ["a b:1"], "answers": ["42"]}
+        report = (await client.post("/v1/environments/lint", json=asked)).json()
+        assert [finding["rule"] for finding in report["findings"]] == ["answer"]
+        far.edge.record("debian", "t", 5.0)
+        traced = {"image": "debian", "toolkit": ["a b:1", "a b"], "trace": "t"}
+        view = (await client.get("/v1/environments/trace", params=traced)).json()
+        assert view["environment"]["toolkits"] == ["a b:1", "a b"]
+        assert (await client.get("/v1/environments/trace?image=debian")).status_code == 404
+        assert [s["node"] for s in (await client.get("/v1/store")).json()] == ["n001"]
+        looked = (await client.post("/v1/store/collect?dry_run=true")).json()
+        assert (looked["dry_run"], looked["bytes"]) == (True, 12)
+        assert (await client.post("/v1/store/collect")).json()["bytes"] == 12
+        assert far.edge.collections == [True, False]
+        named = {"kind": "toolkit", "name": "a b:1"}
+        assert (await client.delete("/v1/layers", params=named)).status_code == 204
+        assert (await client.delete("/v1/layers", params=named)).status_code == 404
 
 
 async def test_errors_keep_their_kind(way: str, tmp_path: Path) -> None:

@@ -8,12 +8,10 @@ from starlette.types import ASGIApp
 
 from dsec.apiserver.auth import Authenticator
 from dsec.apiserver.gateway import Gateway
-from dsec.apiserver.rest_v1 import RestV1, openapi_route
+from dsec.apiserver.rest_v1 import openapi_route, routes, use_cases
 from dsec.base.clock import Clock
 from dsec.control.claims import Claims
 from dsec.control.edges import Edges
-from dsec.control.images import Images
-from dsec.control.nodes import Nodes
 from dsec.control.ownership import Ownership
 from dsec.control.sandboxes import Sandboxes
 from dsec.iam.directory import Directory
@@ -48,8 +46,7 @@ class Apiserver:
         self.edges = edges
         ownership = Ownership(edges)
         self.sandboxes = Sandboxes(edges, claims, ownership, clock)
-        rest = RestV1(self.sandboxes, Nodes(edges), Images(edges), edges, version)
-        self.routes = rest.routes()
+        self.routes = routes(use_cases(edges, self.sandboxes), edges, version)
         self.description = describe([*self.routes, *edge_routes], TITLE, version)
         table = [*self.routes, openapi_route(self.description)]
         public = [route.path for route in table if route.public]

@@ -19,6 +19,7 @@
         StartFailed             500  it never ran (details.step, .path, .errno)
       DeadlineExceeded        504  may or may not have happened; look before you retry
       Unavailable             503  retry with the same idempotency key
+        DataUnavailable         503  the store does not give data of an environment
       InternalError           500  our bug; carries an incident id
 
 Each class carries a stable code, an HTTP status, a CLI exit status and whether the same request
@@ -182,6 +183,12 @@ class Unavailable(DsecError):
     http_status = 503
     exit_status = 69
     retryable = True
+
+
+class DataUnavailable(Unavailable):
+    """The store does not give data of an environment; it works again when the store does."""
+
+    code = "data_unavailable"
 
 
 class InternalError(DsecError):

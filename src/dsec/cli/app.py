@@ -6,12 +6,22 @@ from typing import Annotated
 
 import typer
 
-from dsec.cli import boundary, copying, images, inspecting, running, sandboxes
+from dsec.cli import (
+    boundary,
+    copying,
+    environments,
+    images,
+    inspecting,
+    layers,
+    running,
+    sandboxes,
+    store,
+)
 from dsec.cli.options import COMMAND_CONTEXT, Json
 
 SANDBOXES = "Sandboxes"
 COMMANDS = "Commands and files"
-PLATFORM = "Images and nodes"
+PLATFORM = "Environments and nodes"
 
 app = typer.Typer(
     name="dsec",
@@ -48,8 +58,29 @@ image.command("ls")(images.ls)
 image.command("pull")(images.pull)
 image.command("import")(images.import_archive)
 image.command("build")(images.build)
+image.command("push")(images.push)
 image.command("rm")(images.rm)
 app.add_typer(image, name="image", rich_help_panel=PLATFORM)
+
+layer = typer.Typer(help="Workspaces and toolkits, laid over images.", no_args_is_help=True)
+layer.command("publish")(layers.publish)
+layer.command("ls")(layers.ls)
+layer.command("show")(layers.show)
+layer.command("rm")(layers.rm)
+app.add_typer(layer, name="layer", rich_help_panel=PLATFORM)
+
+env = typer.Typer(
+    help="Environments: image, workspace and toolkits together.", no_args_is_help=True
+)
+env.command("lint")(environments.lint)
+env.command("trace", context_settings=COMMAND_CONTEXT)(environments.trace)
+env.command("stat")(environments.stat)
+app.add_typer(env, name="env", rich_help_panel=PLATFORM)
+
+shared = typer.Typer(help="The store that nodes share.", no_args_is_help=True)
+shared.command("show")(store.show)
+shared.command("gc")(store.gc)
+app.add_typer(shared, name="store", rich_help_panel=PLATFORM)
 
 node = typer.Typer(help="Nodes sandboxes run on.", no_args_is_help=True)
 node.command("ls")(inspecting.nodes)

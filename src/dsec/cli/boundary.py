@@ -123,6 +123,11 @@ _OPTIONS = {
     "limits.memory_mb": "--memory",
     "limits.cpu_cores": "--cpus",
     "limits.pids": "--pids",
+    "limits.disk_mb": "--disk-mb",
+    "workspace": "--workspace",
+    "toolkits": "--toolkit",
+    "toolkits[...]": "--toolkit",
+    "trace": "--trace",
     "ttl_running_stop": "--ttl",
     "max_lifetime_s": "--lifetime",
     "timeout_s": "--timeout",
@@ -156,6 +161,10 @@ _ADVICE: list[tuple[type[DsecError], dict[str, str], str]] = [
         NotFound,
         {"kind": "image"},
         "`dsec image ls` shows what there is; `dsec image pull` brings more",
+    ),
+    *(
+        (NotFound, {"kind": kind}, "`dsec layer ls` shows what there is")
+        for kind in ("layer", "workspace", "toolkit")
     ),
     (
         CapacityUnavailable,

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Protocol
+from typing import Annotated
 
 import typer
 
 from dsec.base.clock import SystemClock
-from dsec.base.errors import InvalidRequest, Unavailable
+from dsec.base.errors import InvalidRequest
 from dsec.base.quantity import format_size
-from dsec.cli import parsing
+from dsec.cli import parsing, progress
 from dsec.cli.boundary import client, verb
 from dsec.cli.options import Json
-from dsec.cli.output import age, clean, note, print_json, print_table
+from dsec.cli.output import age, clean, print_json, print_table
 from dsec.sdk import ImageEvents
-from dsec.wire.public_v1 import ImageProgress, ImageReady, ImageView
 
 DISTRIBUTIONS = ("debian",)
 Name = Annotated[str | None, typer.Option("--name", "-n", help="Name to give it.")]
@@ -117,55 +113,19 @@ async def rm(
             typer.echo(clean(name))
 
 
-class _Shown(Protocol):
-    def __call__(self, progress: ImageProgress) -> None: ...
+@verb
+async def push(
+    name: Annotated[str, typer.Argument(help="Name of an image.")], *, json: Json = False
+) -> None:
+    """Put an image into the store that nodes share."""
+    async with client() as dsec:
+        await follow(dsec.images.push(name), json=json)
 
 
 async def follow(events: ImageEvents, *, json: bool) -> None:
     """Show the progress of an import, then the image it made."""
-    image: ImageView | None = None
-    with _bars() if sys.stderr.isatty() else _lines() as show:
-        async with events:
-            async for event in events:
-                if isinstance(event, ImageReady):
-                    image = event.image
-                else:
-                    show(event)
-    if image is None:
-        raise Unavailable("the import ended without an image")
+    image = (await progress.follow(events)).image
     if json:
         print_json(image)
     else:
         typer.echo(clean(image.name))
-
-
-@contextmanager
-def _lines() -> Iterator[_Shown]:
-    last = ""
-
-    def show(progress: ImageProgress) -> None:
-        nonlocal last
-        if progress.step != last:
-            last = progress.step
-            note(progress.step)
-
-    yield show
-
-
-@contextmanager
-def _bars() -> Iterator[_Shown]:
-    from rich.console import Console  # here: only a terminal needs it
-    from rich.markup import escape
-    from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
-    tasks: dict[str, TaskID] = {}
-    with Progress(*columns, console=Console(stderr=True)) as bars:
-
-        def show(progress: ImageProgress) -> None:
-            total = progress.total or None
-            if progress.step not in tasks:
-                tasks[progress.step] = bars.add_task(escape(clean(progress.step)), total=total)
-            bars.update(tasks[progress.step], completed=progress.done, total=total)
-
-        yield show

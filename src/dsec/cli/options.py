@@ -30,3 +30,16 @@ Tty = Annotated[bool, typer.Option("-t", "--tty", help="Give it a terminal.")]
 Timeout = Annotated[
     str | None, typer.Option("--timeout", metavar="TIME", help="Kill it after, e.g. 90s, 5m.")
 ]
+Workspace = Annotated[
+    str | None,
+    typer.Option("--workspace", metavar="NAME[:VERSION]", help="Workspace laid over the image."),
+]
+Toolkits = Annotated[
+    list[str] | None,
+    typer.Option("--toolkit", metavar="NAME[:VERSION]", help="Toolkit laid over that; repeatable."),
+]
+TraceName = Annotated[
+    str | None,
+    typer.Option("--trace", metavar="NAME", help="Name of the trace, e.g. the task's."),
+]
+Memory = Annotated[str, typer.Option("--memory", "-m", help="E.g. 512M, 4G.")]

@@ -18,12 +18,16 @@ from dsec.cli.options import (
     Interactive,
     Json,
     Labels,
+    Memory,
     SandboxId,
     Timeout,
+    Toolkits,
+    TraceName,
     Tty,
     User,
     Words,
     Workdir,
+    Workspace,
 )
 from dsec.cli.output import note, print_json
 from dsec.sdk import Command, DSecContainerRunArgs, Sandbox
@@ -46,9 +50,14 @@ async def run(
     ] = False,
     stdin: Interactive = False,
     tty: Tty = False,
-    memory: Annotated[str, typer.Option("--memory", "-m", help="E.g. 512M, 4G.")] = "2G",
+    workspace: Workspace = None,
+    toolkit: Toolkits = None,
+    memory: Memory = "2G",
     cpus: Annotated[float, typer.Option("--cpus", "-c", help="Cores.")] = 1.0,
     pids: Annotated[int, typer.Option("--pids", help="Processes at once.")] = 1024,
+    disk_mb: Annotated[
+        int | None, typer.Option("--disk-mb", help="What it may write, MiB.")
+    ] = None,
     env: Env = None,
     label: Labels = None,
     ttl: Annotated[str, typer.Option("--ttl", help="Stop after idle time; none: never.")] = "30m",
@@ -61,6 +70,10 @@ async def run(
     ] = None,
     deny: Annotated[list[str] | None, typer.Option(help="Service it may not reach.")] = None,
     backend: Annotated[str, typer.Option(help="How it is isolated.")] = "container",
+    trace: TraceName = None,
+    record_trace: Annotated[
+        bool, typer.Option("--record-trace", help="Record what it reads, for the next creation.")
+    ] = False,
     wait: Annotated[str, typer.Option("--wait", help="How long to wait for the start.")] = "2m",
     timeout: Timeout = None,
     json: Json = False,
@@ -76,6 +89,8 @@ async def run(
       dsec run --rm -m 4G -e CI=1 debian -- sh -c 'make && make test'
 
       dsec run --rm -it debian -- bash
+
+      dsec run --workspace sphinx-9658 --toolkit agent:v3 debian
     """
     command = parsing.command(words or [])
     if not command and not entrypoint and (rm or stdin or tty or timeout):
@@ -84,9 +99,12 @@ async def run(
         need_terminal()
     args = DSecContainerRunArgs(
         container_image=image,
+        workspace=workspace,
+        toolkits=toolkit or [],
         memory_limit_mb=parsing.memory_mb(memory),
         cpu_cores_limit=parsing.cores(cpus),
         pids_limit=pids,
+        disk_limit_mb=disk_mb,
         ttl_running_stop=parsing.seconds(ttl),
         max_lifetime_s=parsing.seconds(lifetime),
         network_rules=parsing.network(allow or [], deny or []),
@@ -95,6 +113,8 @@ async def run(
         env=parsing.environment(env or []),
         hostname=hostname,
         labels=parsing.pairs(label or [], "label"),
+        trace=trace,
+        record_trace=record_trace,
         backend=cast("Backend", parsing.one_of(get_args(Backend), backend, "--backend")),
     )
     async with client() as dsec:

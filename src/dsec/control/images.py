@@ -5,19 +5,14 @@ With one node that is all there is to it; with many, an image is complete when t
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator
 
-import anyio
-
-from dsec.base.errors import DsecError, NotFound, Unavailable
+from dsec.control import everywhere
 from dsec.control.access import Caller
-from dsec.control.edges import Edge, Edges
+from dsec.control.edges import Edges
 from dsec.iam.permissions import Permission
-from dsec.kit.generators import closing
 from dsec.wire.edge_v1 import ImageEvent
-from dsec.wire.public_v1 import BuildImage, ImageProgress, ImageReady, ImageView, PullImage
-
-FANOUT_TIMEOUT_S = 10.0
+from dsec.wire.public_v1 import BuildImage, ImageView, PullImage
 
 
 class Images:
@@ -34,18 +29,8 @@ class Images:
             Unavailable: no node answers.
         """
         caller.require_somewhere(Permission.IMAGE_READ)
-        found: dict[str, ImageView] = {}
-        answered = 0
-        for _, edge in self._edges.all():
-            try:
-                with anyio.fail_after(FANOUT_TIMEOUT_S):
-                    images = await edge.api.images()
-            except (DsecError, TimeoutError):
-                continue
-            answered += 1
-            found |= {image.name: image for image in images}
-        if not answered:
-            raise Unavailable("no node answers")
+        answers = await everywhere.gather(self._edges, lambda api: api.images())
+        found = {image.name: image for images in answers for image in images}
         return [found[name] for name in sorted(found)]
 
     async def remove(self, caller: Caller, name: str) -> None:
@@ -56,15 +41,7 @@ class Images:
             NotFound: no node has it. Conflict: a sandbox uses it. Unavailable: a node is away.
         """
         caller.require_everywhere(Permission.IMAGE_WRITE)
-        removed = False
-        for edge in self._present():
-            try:
-                await edge.api.remove_image(name)
-                removed = True
-            except NotFound:
-                continue
-        if not removed:
-            raise NotFound(f"no image {name!r}", kind="image")
+        await everywhere.remove(self._edges, lambda api: api.remove_image(name))
 
     def pull(self, caller: Caller, request: PullImage) -> AsyncIterator[ImageEvent]:
         """Import from a registry, on every node.
@@ -72,8 +49,7 @@ class Images:
         Raises:
             PermissionDenied: the caller may not change images. Unavailable: no node is known.
         """
-        caller.require_everywhere(Permission.IMAGE_WRITE)
-        return self._everywhere(lambda edge: edge.api.pull_image(request))
+        return self._on_all(caller, lambda api: api.pull_image(request))
 
     def build(self, caller: Caller, request: BuildImage) -> AsyncIterator[ImageEvent]:
         """Build a distribution image, on every node.
@@ -81,8 +57,7 @@ class Images:
         Raises:
             PermissionDenied: the caller may not change images. Unavailable: no node is known.
         """
-        caller.require_everywhere(Permission.IMAGE_WRITE)
-        return self._everywhere(lambda edge: edge.api.build_image(request))
+        return self._on_all(caller, lambda api: api.build_image(request))
 
     def take_archive(
         self, caller: Caller, name: str, archive: AsyncIterator[bytes]
@@ -93,31 +68,18 @@ class Images:
             PermissionDenied: the caller may not change images. Unavailable: no node is known.
         """
         caller.require_everywhere(Permission.IMAGE_WRITE)
-        return self._present()[0].api.import_image(name, archive)
+        return everywhere.present(self._edges)[0].api.import_image(name, archive)
 
-    def _present(self) -> Sequence[Edge]:
-        edges = [edge for _, edge in self._edges.all()]
-        if not edges:
-            raise Unavailable("no node is known yet")
-        return edges
+    def push(self, caller: Caller, name: str) -> AsyncIterator[ImageEvent]:
+        """Put an image into the shared store, from the first node that has it.
 
-    def _everywhere(
-        self, start: Callable[[Edge], AsyncIterator[ImageEvent]]
-    ) -> AsyncIterator[ImageEvent]:
-        return _one_after_another([(edge, start) for edge in self._present()])
+        Raises:
+            PermissionDenied: the caller may not change images. Unavailable: no node is known.
+        """
+        caller.require_everywhere(Permission.IMAGE_WRITE)
+        known = everywhere.present(self._edges)
+        return everywhere.first_stream(known, lambda api: api.push_image(name))
 
-
-async def _one_after_another(
-    work: list[tuple[Edge, Callable[[Edge], AsyncIterator[ImageEvent]]]],
-) -> AsyncIterator[ImageEvent]:
-    """Progress of all, and one `ready` at the end."""
-    ready: ImageReady | None = None
-    for edge, start in work:
-        async with closing(start(edge)) as events:
-            async for event in events:
-                if isinstance(event, ImageProgress):
-                    yield event
-                else:
-                    ready = event
-    if ready is not None:
-        yield ready
+    def _on_all(self, caller: Caller, start: everywhere.Start) -> AsyncIterator[ImageEvent]:
+        caller.require_everywhere(Permission.IMAGE_WRITE)
+        return everywhere.one_after_another(everywhere.present(self._edges), start)

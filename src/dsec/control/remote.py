@@ -6,7 +6,7 @@ must not be decoded on the way.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from http import HTTPStatus
 from typing import TypeVar
 from urllib.parse import quote, urlencode
@@ -16,19 +16,30 @@ import msgspec
 
 from dsec.base.errors import DsecError, Unavailable, error_from
 from dsec.kit.generators import closing
-from dsec.wire.edge_v1 import CreateOnEdge, ImageEvent, ListFilter
+from dsec.wire.edge_v1 import CreateOnEdge, ImageEvent, LayerEvent, ListFilter
 from dsec.wire.public_v1 import (
     BuildImage,
+    CollectReport,
+    EnvironmentRef,
     ErrorAnswer,
     ImageProgress,
     ImageReady,
     ImageView,
+    LayerKind,
+    LayerReady,
+    LayerView,
+    LintReport,
+    LintRequest,
     NodeView,
     PullImage,
+    StoreView,
+    TraceView,
 )
 from dsec.wire.sandbox import Heartbeat, SandboxView, StreamError
 
 T = TypeVar("T")
+E = TypeVar("E", bound=msgspec.Struct)
+Query = Mapping[str, str | Sequence[str]]
 
 CONNECT_TIMEOUT_S = 1.0
 READ_TIMEOUT_S = 60.0
@@ -158,15 +169,60 @@ class HttpEdge:
 
     def pull_image(self, request: PullImage) -> AsyncIterator[ImageEvent]:
         """Import from a registry; progress, then `ImageReady`."""
-        return self._stream("images/pull", msgspec.json.encode(request))
+        return self._stream(_IMAGE, "images/pull", msgspec.json.encode(request))
 
     def build_image(self, request: BuildImage) -> AsyncIterator[ImageEvent]:
         """Build a distribution image; progress, then `ImageReady`."""
-        return self._stream("images/build", msgspec.json.encode(request))
+        return self._stream(_IMAGE, "images/build", msgspec.json.encode(request))
 
     def import_image(self, name: str, archive: AsyncIterator[bytes]) -> AsyncIterator[ImageEvent]:
         """Import an archive as it streams in."""
-        return self._stream("images/import", archive, {"name": name})
+        return self._stream(_IMAGE, "images/import", archive, {"name": name})
+
+    def push_image(self, name: str) -> AsyncIterator[ImageEvent]:
+        """Put an image into the shared store. Raises NotFound, Unsupported."""
+        return self._stream(_IMAGE, "images/push", b"", {"name": name})
+
+    async def layers(self, kind: LayerKind | None = None) -> list[LayerView]:
+        """Workspaces and toolkits that can be had there."""
+        query = {"kind": kind} if kind else None
+        return await self._call("GET", "layers", list[LayerView], query=query)
+
+    async def layer(self, kind: LayerKind, name: str) -> LayerView:
+        """One of them. Raises NotFound."""
+        return await self._call("GET", "layers/show", LayerView, query=_layer(kind, name))
+
+    async def remove_layer(self, kind: LayerKind, name: str) -> None:
+        """Forget a version. Raises NotFound, Conflict."""
+        await self._call("DELETE", "layers", object, query=_layer(kind, name))
+
+    def publish_layer(
+        self, kind: LayerKind, name: str, description: str, archive: AsyncIterator[bytes]
+    ) -> AsyncIterator[LayerEvent]:
+        """Publish a version from a tar as it streams in. Raises Conflict."""
+        query = {**_layer(kind, name), "description": description}
+        return self._stream(_LAYER, "layers/publish", archive, query)
+
+    async def lint(self, request: LintRequest) -> LintReport:
+        """Look an environment over. Raises NotFound."""
+        return await self._call("POST", "environments/lint", LintReport, request)
+
+    async def trace(self, environment: EnvironmentRef, trace: str) -> TraceView:
+        """What a run read of an environment. Raises NotFound."""
+        query: dict[str, str | Sequence[str]] = {"image": environment.image, "trace": trace}
+        if environment.workspace:
+            query["workspace"] = environment.workspace
+        query["toolkit"] = environment.toolkits
+        return await self._call("GET", "environments/trace", TraceView, query=query)
+
+    async def store(self) -> StoreView:
+        """The shared store and that node's part of it."""
+        return await self._call("GET", "store", StoreView)
+
+    async def collect_store(self, *, dry_run: bool) -> CollectReport:
+        """Remove from the store what nothing refers to. Raises Unsupported."""
+        query = {"dry_run": "true" if dry_run else "false"}
+        return await self._call("POST", "store/collect", CollectReport, query=query)
 
     async def _call(
         self,
@@ -174,7 +230,7 @@ class HttpEdge:
         path: str,
         shape: type[T],
         body: msgspec.Struct | None = None,
-        query: Mapping[str, str] | None = None,
+        query: Query | None = None,
     ) -> T:
         content = None if body is None else msgspec.json.encode(body)
         response = await self._link.open(method, _raw_path(path, query), [], content)
@@ -194,20 +250,21 @@ class HttpEdge:
 
     async def _stream(
         self,
+        decoder: msgspec.json.Decoder[E | Heartbeat | StreamError],
         path: str,
         content: bytes | AsyncIterator[bytes],
-        query: Mapping[str, str] | None = None,
-    ) -> AsyncIterator[ImageEvent]:
+        query: Query | None = None,
+    ) -> AsyncIterator[E]:
         response = await self._link.open("POST", _raw_path(path, query), [], content)
         try:
             if response.status_code >= 300:
                 raise _error_in(response.status_code, await response.aread())
             async with closing(response.aiter_lines()) as lines:
                 async for line in lines:
-                    if (event := _event(line)) is None:
+                    if (event := _event(decoder.decode(line))) is None:
                         continue
                     yield event
-                    if isinstance(event, ImageReady):
+                    if isinstance(event, (ImageReady, LayerReady)):
                         return
         except httpx.TransportError as exc:
             raise self._link.broken(exc) from exc
@@ -221,23 +278,23 @@ class HttpEdge:
         return Unavailable(f"the edge at {self._link.address} answers in another shape: {exc}")
 
 
-_EVENT = msgspec.json.Decoder(ImageProgress | ImageReady | Heartbeat | StreamError)
+_IMAGE = msgspec.json.Decoder(ImageProgress | ImageReady | Heartbeat | StreamError)
+_LAYER = msgspec.json.Decoder(ImageProgress | LayerReady | Heartbeat | StreamError)
 
 
-def _event(line: str) -> ImageEvent | None:
+def _event(said: E | Heartbeat | StreamError) -> E | None:
     """What a line says; None for a heartbeat. Raises the error it may hold."""
-    said: ImageEvent | Heartbeat | StreamError = _EVENT.decode(line)
-    match said:
-        case StreamError() as error:
-            raise error_from(error.code, error.message, error.details, error.http_status)
-        case Heartbeat():
-            return None
-        case event:
-            return event
+    if isinstance(said, StreamError):
+        raise error_from(said.code, said.message, said.details, said.http_status)
+    return None if isinstance(said, Heartbeat) else said
 
 
-def _raw_path(path: str, query: Mapping[str, str] | None) -> bytes:
-    return f"/edge/v1/{path}{'?' + urlencode(query) if query else ''}".encode()
+def _layer(kind: LayerKind, name: str) -> dict[str, str]:
+    return {"kind": kind, "name": name}
+
+
+def _raw_path(path: str, query: Query | None) -> bytes:
+    return f"/edge/v1/{path}{'?' + urlencode(query, doseq=True) if query else ''}".encode()
 
 
 def _error_in(status: int, body: bytes) -> DsecError:

@@ -79,6 +79,12 @@ def _kernel(state: Path) -> list[Check]:
             _cgroup_v2,
             "mount it: mount -t cgroup2 none /sys/fs/cgroup/unified",
         ),
+        Check(
+            "disk_limit",
+            "a limit on what a sandbox writes",
+            partial(probes.disk_limit, state),
+            "have /dev/loop-control (the loop module) and ext4, and install e2fsprogs",
+        ),
         Check("pressure", "admission by pressure", probes.pressure, "boot with psi=1"),
         Check("swap", "memory density", probes.swap, "add a swap file or zram"),
     ]

@@ -6,20 +6,40 @@ from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
 from typing import Protocol
 
-from dsec.images.records import ImageConfig, ImageRecord
-from dsec.wire.edge_v1 import ImageEvent
-from dsec.wire.public_v1 import BuildImage, ImageView, PullImage
+from dsec.images.records import Environment
+from dsec.wire.edge_v1 import ImageEvent, LayerEvent
+from dsec.wire.public_v1 import (
+    BuildImage,
+    CollectReport,
+    EnvironmentRef,
+    ImageView,
+    LayerKind,
+    LayerView,
+    LintReport,
+    LintRequest,
+    PullImage,
+    StoreView,
+    TraceView,
+)
+from dsec.wire.sandbox import Fault
 
 
-class Images(Protocol):
-    """The images of a node."""
+class Environments(Protocol):
+    """What sandboxes stand on."""
 
-    async def resolve(self, name: str) -> ImageRecord:
-        """The image of a name. Raises InvalidRequest, NotFound."""
+    async def compose(self, wanted: EnvironmentRef) -> Environment:
+        """Resolve its names. Raises InvalidRequest, NotFound, Unavailable."""
         ...
 
-    async def mount(self, record: ImageRecord, sandbox: str) -> list[Path]:
-        """Mount an image's layers for a sandbox; topmost first. Raises NotFound, InternalError."""
+    async def mount(
+        self, environment: Environment, sandbox: str, *, trace: str = "", record: bool = False
+    ) -> list[Path]:
+        """Mount what a sandbox stands on; topmost first.
+
+        Raises:
+            NotFound: a layer has gone. Unavailable: the store does not answer.
+            Unsupported: this node cannot. InternalError: the kernel refused.
+        """
         ...
 
     async def release(self, sandbox: str) -> None:
@@ -30,7 +50,20 @@ class Images(Protocol):
         """After a restart: which sandbox uses which layers (digests)."""
         ...
 
-    async def list(self) -> list[ImageView]:
+    def faults(self, environment: Environment, sandbox: str) -> list[Fault]:
+        """What keeps a sandbox on it from working as it should, now."""
+        ...
+
+
+class Images(Protocol):
+    """The images of a node; as in `EdgeApi`, where the names are the same."""
+
+    @property
+    def environments(self) -> Environments:
+        """What sandboxes stand on."""
+        ...
+
+    async def list_images(self) -> list[ImageView]:
         """All images."""
         ...
 
@@ -50,21 +83,40 @@ class Images(Protocol):
         """Import an archive as it streams in."""
         ...
 
+    def push(self, name: str) -> AsyncIterator[ImageEvent]:
+        """Put one into the store. Raises NotFound, Unsupported."""
+        ...
 
-def record_of(view: ImageView) -> ImageRecord:
-    """The image a journaled sandbox was made from, even if its name means another one by now."""
-    return ImageRecord(
-        name=view.name,
-        digest=view.digest,
-        layers=view.layers,
-        size_bytes=view.size_bytes,
-        created_at=view.created_at,
-        source=view.source,
-        config=ImageConfig(
-            env=view.env,
-            workdir=view.workdir,
-            user=view.user,
-            entrypoint=view.entrypoint,
-            cmd=view.cmd,
-        ),
-    )
+    async def list_layers(self, kind: LayerKind | None) -> list[LayerView]:
+        """Workspaces and toolkits."""
+        ...
+
+    async def layer(self, kind: LayerKind, name: str) -> LayerView:
+        """One of them. Raises NotFound."""
+        ...
+
+    async def remove_layer(self, kind: LayerKind, name: str) -> None:
+        """Forget a version. Raises NotFound, Conflict."""
+        ...
+
+    def publish_layer(
+        self, kind: LayerKind, name: str, description: str, archive: AsyncIterator[bytes]
+    ) -> AsyncIterator[LayerEvent]:
+        """Publish a version from a tar as it streams in."""
+        ...
+
+    async def lint(self, request: LintRequest) -> LintReport:
+        """Look an environment over."""
+        ...
+
+    async def trace(self, environment: EnvironmentRef, trace: str) -> TraceView:
+        """What a run read of an environment. Raises NotFound."""
+        ...
+
+    async def store(self) -> StoreView:
+        """The shared store and this node's part of it."""
+        ...
+
+    async def collect_store(self, *, dry_run: bool) -> CollectReport:
+        """Remove from the store what nothing refers to."""
+        ...

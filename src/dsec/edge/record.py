@@ -6,6 +6,7 @@ from pathlib import Path
 
 from msgspec import Struct, field
 
+from dsec.images.records import Environment
 from dsec.wire.public_v1 import ImageView
 from dsec.wire.sandbox import SandboxSpec
 
@@ -16,8 +17,8 @@ class SandboxRecord(Struct, frozen=True, kw_only=True):
     id: str
     project: str
     spec: SandboxSpec
-    image: ImageView
-    """The image as it was resolved: a name may mean another one tomorrow."""
+    environment: Environment
+    """As it was resolved: a name may mean another content tomorrow."""
     created_at: float
     uid_base: int
     """First host id of its own run of 65,536; never shared with another live sandbox."""
@@ -27,6 +28,11 @@ class SandboxRecord(Struct, frozen=True, kw_only=True):
     """Where aether listens, for backends that use a Unix socket."""
     warnings: list[str] = field(default_factory=list)
     """What was asked for and is not to be had here."""
+
+    @property
+    def image(self) -> ImageView:
+        """The image of its environment."""
+        return self.environment.image
 
     @property
     def path(self) -> Path:

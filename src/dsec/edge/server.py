@@ -23,6 +23,7 @@ from dsec.base.errors import InvalidRequest
 from dsec.base.ids import command_id, session_id
 from dsec.edge import commands, files, queries
 from dsec.edge.channel import AetherStream
+from dsec.edge.environment_routes import environment_routes
 from dsec.edge.lifecycle.owner import Owner
 from dsec.edge.service import EdgeService
 from dsec.edge.streams import OCTETS, TAR, ChargedJson, RawStream, body_of, relay
@@ -37,6 +38,7 @@ from dsec.kit.http import (
     read_body,
     read_query,
 )
+from dsec.kit.table import JSON, NDJSON, row
 from dsec.wire.edge_v1 import CreateOnEdge, ImageEvent, ListFilter
 from dsec.wire.public_v1 import BuildImage, ImageView, NodeView, PullImage
 from dsec.wire.sandbox import (
@@ -55,7 +57,6 @@ from dsec.wire.sandbox import (
 
 S = "/v1/sandboxes/{id}"
 E = "/edge/v1"
-NDJSON = "application/x-ndjson"
 _PORT = re.compile("[0-9]{1,5}")
 
 
@@ -357,7 +358,11 @@ def make_edge_app(service: EdgeService, clock: Clock) -> ASGIApp:
     """The application of an edge that is running."""
     api = SandboxApi(service)
     ports = WebSocketRoute(f"{S}/ports/{{port}}", api.connect_port)
-    table = [*sandbox_routes(api), *edge_routes(EdgeRest(service), api)]
+    table = [
+        *sandbox_routes(api),
+        *edge_routes(EdgeRest(service), api),
+        *environment_routes(service),
+    ]
     return make_app(table, clock, extra=[ports])
 
 
@@ -411,17 +416,8 @@ def _r(  # noqa: PLR0913 - a line of a table
     answer: object,
     status: int = 200,
 ) -> Route:
-    return Route(
-        method=method,
-        path=path,
-        handler=handler,
-        summary=(handler.__doc__ or "").strip(),
-        body=body,
-        query=query,
-        answer=answer,
-        status=status,
-        media_type=_MEDIA.get(answer, "application/json"),
-    )
+    media_type = _MEDIA.get(answer, JSON)
+    return row(method, path, handler, body, query, answer, status, media_type=media_type)
 
 
 EDGE_ROUTES = sandbox_routes(SandboxApi(None))

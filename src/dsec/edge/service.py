@@ -42,13 +42,27 @@ from dsec.edge.record import SandboxRecord
 from dsec.edge.sweep import sweep
 from dsec.edge.ttl import AskCommands, Later, Stop, Times, Ttl, judge
 from dsec.edge.uid_runs import FIRST, UidRuns
-from dsec.images.records import view as image_view
+from dsec.images.names import image_name
 from dsec.kit.blocking import in_thread
 from dsec.kit.http import as_error
 from dsec.linux import hostinfo
-from dsec.wire.edge_v1 import CreateOnEdge, ImageEvent, ListFilter
-from dsec.wire.public_v1 import BuildImage, Capability, ImageView, NodeView, PullImage
-from dsec.wire.sandbox import SandboxView, Usage
+from dsec.wire.edge_v1 import CreateOnEdge, ImageEvent, LayerEvent, ListFilter
+from dsec.wire.public_v1 import (
+    BuildImage,
+    Capability,
+    CollectReport,
+    EnvironmentRef,
+    ImageView,
+    LayerKind,
+    LayerView,
+    LintReport,
+    LintRequest,
+    NodeView,
+    PullImage,
+    StoreView,
+    TraceView,
+)
+from dsec.wire.sandbox import SandboxSpec, SandboxView, Usage
 
 logger = logging.getLogger("dsec.edge.service")
 
@@ -174,6 +188,7 @@ class EdgeService:
             journal=self._journal,
             group=self._group,
             on_over=self._over,
+            faults=self._images.environments.faults,
         )
 
     # the node
@@ -229,7 +244,7 @@ class EdgeService:
         if node_of(sandbox_id(request.id)) != self.node:
             raise InvalidRequest(f"{request.id} is an id of another node than {self.node}")
         backend = self._backend_for(request)
-        image = await self._images.resolve(request.spec.image)
+        environment = await self._images.environments.compose(_wanted(request.spec))
         await self._refresh_memory()
         if owner := self._live.get(request.id):
             return owner  # somebody else asked for the same meanwhile
@@ -238,7 +253,7 @@ class EdgeService:
             id=request.id,
             project=request.project,
             spec=request.spec,
-            image=image_view(image),
+            environment=environment,
             created_at=self._clock.now(),
             uid_base=self._uids.take(),
             directory=str(self._journal.directory(request.id)),
@@ -347,14 +362,15 @@ class EdgeService:
 
     async def images(self) -> list[ImageView]:
         """Images on this node."""
-        return await self._images.list()
+        return await self._images.list_images()
 
     async def remove_image(self, name: str) -> None:
         """Forget an image. Raises NotFound, Conflict while a sandbox uses it."""
-        image = await self._images.resolve(name)
-        waiting = [o.record.id for o in self._live.values() if o.record.image.name == image.name]
+        full = image_name(name)
+        live = [owner.record for owner in self._live.values()]
+        waiting = [record.id for record in live if image_name(record.image.name) == full]
         if waiting:
-            raise Conflict(f"image {image.name} is used by {waiting[0]}", users=len(waiting))
+            raise Conflict(f"image {full} is used by {waiting[0]}", users=len(waiting))
         await self._images.remove(name)
 
     def pull_image(self, request: PullImage) -> AsyncIterator[ImageEvent]:
@@ -368,6 +384,46 @@ class EdgeService:
     def import_image(self, name: str, archive: AsyncIterator[bytes]) -> AsyncIterator[ImageEvent]:
         """Import an archive as it streams in."""
         return self._images.import_archive(name, archive)
+
+    # environments
+
+    async def layers(self, kind: LayerKind | None = None) -> list[LayerView]:
+        """Workspaces and toolkits that can be had here."""
+        return await self._images.list_layers(kind)
+
+    async def layer(self, kind: LayerKind, name: str) -> LayerView:
+        """One of them. Raises NotFound."""
+        return await self._images.layer(kind, name)
+
+    async def remove_layer(self, kind: LayerKind, name: str) -> None:
+        """Forget a version. Raises NotFound, Conflict while a sandbox uses it."""
+        await self._images.remove_layer(kind, name)
+
+    def publish_layer(
+        self, kind: LayerKind, name: str, description: str, archive: AsyncIterator[bytes]
+    ) -> AsyncIterator[LayerEvent]:
+        """Publish a version from a tar as it streams in."""
+        return self._images.publish_layer(kind, name, description, archive)
+
+    def push_image(self, name: str) -> AsyncIterator[ImageEvent]:
+        """Put an image into the shared store."""
+        return self._images.push(name)
+
+    async def lint(self, request: LintRequest) -> LintReport:
+        """Look an environment over. Raises NotFound."""
+        return await self._images.lint(request)
+
+    async def trace(self, environment: EnvironmentRef, trace: str) -> TraceView:
+        """What a run read of an environment, as recorded. Raises NotFound."""
+        return await self._images.trace(environment, trace)
+
+    async def store(self) -> StoreView:
+        """The shared store and this node's part of it."""
+        return await self._images.store()
+
+    async def collect_store(self, *, dry_run: bool) -> CollectReport:
+        """Remove from the store what nothing refers to."""
+        return await self._images.collect_store(dry_run=dry_run)
 
     # time
 
@@ -475,6 +531,10 @@ class EdgeService:
         await done.wait()
         if failure is not None:
             raise failure
+
+
+def _wanted(spec: SandboxSpec) -> EnvironmentRef:
+    return EnvironmentRef(image=spec.image, workspace=spec.workspace, toolkits=spec.toolkits)
 
 
 def _created_before(view: SandboxView) -> SandboxView:

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
 
 from dsec.base.errors import InvalidRequest
+from dsec.images.records import LayerRecord
 
 MAX_LAYERS = 500
 """overlayfs takes 500 lower directories."""
@@ -38,3 +43,58 @@ def plan_layers(
             f"{len(topmost_first)} layers are more than the {MAX_LAYERS} overlayfs takes"
         )
     return topmost_first
+
+
+@dataclass(frozen=True, slots=True)
+class MergeLimits:
+    """How far consecutive layers of one image are merged into one."""
+
+    content_bytes: int = 3 << 30
+    """The paper's size: larger ones gain nothing and share less."""
+    devices: int = 64
+    """Their paths are given to one mount call."""
+
+
+def plan_merges(records: Sequence[LayerRecord], limits: MergeLimits) -> list[list[str]]:
+    """Runs of layers that become one mount each.
+
+    Args:
+        records: an image's layers, bottom first.
+        limits: of each run.
+
+    Returns:
+        The digests in the same order, each once (the topmost use of it stays), in runs.
+    """
+    runs: list[list[LayerRecord]] = []
+    for record in _topmost_uses(records):
+        if runs and _fits([*runs[-1], record], limits):
+            runs[-1].append(record)
+        else:
+            runs.append([record])
+    return [[record.digest for record in run] for run in runs]
+
+
+def _topmost_uses(records: Sequence[LayerRecord]) -> list[LayerRecord]:
+    last = {record.digest: place for place, record in enumerate(records)}
+    return [record for place, record in enumerate(records) if last[record.digest] == place]
+
+
+def _fits(run: Sequence[LayerRecord], limits: MergeLimits) -> bool:
+    content = sum(record.content_bytes for record in run)
+    devices = {device for record in run for device in record.devices}
+    return content <= limits.content_bytes and len(devices) <= limits.devices
+
+
+def key_over(diff_id: str, below: Sequence[str]) -> str:
+    """The digest of a layer that fits over certain layers alone: it covers them too."""
+    return _key({"diff_id": diff_id, "below": list(below)})
+
+
+def key_of_merged(run: Sequence[str], *, bottom: bool) -> str:
+    """The digest of several layers in one; at the bottom of an image, deletions are gone from it."""
+    return _key({"merged": list(run), "bottom": bottom})
+
+
+def _key(facts: dict[str, object]) -> str:
+    body = msgspec.json.encode(facts, order="deterministic")
+    return f"sha256:{hashlib.sha256(body).hexdigest()}"

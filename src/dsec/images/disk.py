@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import os
 import shutil
 import uuid
@@ -85,3 +86,8 @@ def _remove_thoroughly(path: Path) -> None:
         run(argv, timeout_s=_REMOVE_TIMEOUT_S)
     except CommandFailed as exc:
         raise OSError(errno.EIO, f"it cannot be removed: {exc.stderr.strip()}", str(path)) from exc
+
+
+def digest_of_bytes(content: bytes) -> str:
+    """`sha256:<hex>` of some bytes."""
+    return f"sha256:{hashlib.sha256(content).hexdigest()}"

@@ -11,9 +11,10 @@ import contextlib
 import hashlib
 import os
 import uuid
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TypeVar
 
 import anyio
 import msgspec
@@ -21,16 +22,17 @@ import msgspec
 from dsec.base.clock import Clock
 from dsec.base.errors import InvalidRequest, NotFound
 from dsec.images import debian, disk
-from dsec.images.catalog import Catalog
-from dsec.images.erofs import mkfs
+from dsec.images.compose import MergeLimits, key_of_merged, key_over, plan_merges
+from dsec.images.converting import Converted, convert_directory, convert_merge, convert_tar
+from dsec.images.data import DataStore
 from dsec.images.jobs import Job
 from dsec.images.layers import LayerStore
 from dsec.images.locks import KeyedLock
 from dsec.images.names import ImageName
-from dsec.images.oci import archive, convert
+from dsec.images.oci import archive
 from dsec.images.oci.archive import ArchiveKind
 from dsec.images.oci.documents import host_architecture
-from dsec.images.oci.extract import Extracted
+from dsec.images.oci.layer import Limits
 from dsec.images.oci.registry import Registry
 from dsec.images.oci.source import (
     Blob,
@@ -41,11 +43,19 @@ from dsec.images.oci.source import (
     read_image,
     verify,
 )
-from dsec.images.oci.tree import Limits
-from dsec.images.records import ImageConfig, ImageRecord, LayerRecord, digest_of, view
+from dsec.images.records import (
+    DataRecord,
+    ImageConfig,
+    ImageRecord,
+    LayerRecord,
+    digest_of,
+    view,
+)
+from dsec.images.shelf import Shelf
 from dsec.kit.blocking import in_thread
 from dsec.wire.public_v1 import ImageView
 
+T = TypeVar("T")
 DEFAULT_LIMITS = Limits(entries=4_000_000, size_bytes=128 << 30)
 
 
@@ -61,7 +71,7 @@ def is_import(owner: str) -> bool:
 class Import:
     """One import: who watches, its directory under `tmp`, and whose pins its layers have."""
 
-    job: Job
+    job: Job[Any]
     directory: Path
     owner: str
 
@@ -74,19 +84,26 @@ class Importer:
     """Makes layers and records; see `ImageService` for the API over it."""
 
     def __init__(
-        self, root: Path, layers: LayerStore, catalog: Catalog, clock: Clock, limits: Limits
+        self,
+        root: Path,
+        layers: LayerStore,
+        data: DataStore,
+        catalog: Shelf[ImageRecord],
+        clock: Clock,
+        limits: Limits,
     ) -> None:
         self._tmp = root.absolute() / "tmp"
         self._layers = layers
+        self._data = data
+        self._merging = MergeLimits()
         self._catalog = catalog
         self._clock = clock
         self._limits = limits
         self._making = KeyedLock()
         self._architecture = host_architecture(os.uname().machine)
-        self._mkfs_version = ""
 
     @contextlib.asynccontextmanager
-    async def begin(self, job: Job) -> AsyncIterator[Import]:
+    async def begin(self, job: Job[Any]) -> AsyncIterator[Import]:
         """Give an import its directory and pins, and take both away at the end."""
         directory = self._tmp / f"{_OWNER}{uuid.uuid4().hex}"
         try:
@@ -94,13 +111,16 @@ class Importer:
             with disk.full_disk_named(self._tmp):
                 yield Import(job, directory, directory.name)
         finally:
-            self._layers.unpin(directory.name)
+            self._layers.pins.unpin(directory.name)
+            self._data.pins.unpin(directory.name)
             with anyio.CancelScope(shield=True):
                 await in_thread("disk", disk.remove_tree, directory)
 
     # -- ways in ------------------------------------------------------------------------------
 
-    async def import_path(self, job: Job, path: Path, name: ImageName, source: str) -> ImageView:
+    async def import_path(
+        self, job: Job[Any], path: Path, name: ImageName, source: str
+    ) -> ImageView:
         """Import a file or directory of this host."""
         if not await in_thread("disk", path.exists):
             raise NotFound(f"there is no {path}", kind="path", path=str(path))
@@ -110,7 +130,7 @@ class Importer:
             return await self._import_file(work, path, name, source)
 
     async def import_upload(
-        self, job: Job, upload: Path, name: ImageName, source: str
+        self, job: Job[Any], upload: Path, name: ImageName, source: str
     ) -> ImageView:
         """Import a file of the store's own, taking it over from the caller who received it."""
         async with self.begin(job) as work:
@@ -119,7 +139,7 @@ class Importer:
             return await self._import_file(work, taken, name, source)
 
     async def pull(
-        self, job: Job, reference: str, name: ImageName, *, tls_verify: bool
+        self, job: Job[Any], reference: str, name: ImageName, *, tls_verify: bool
     ) -> ImageView:
         """Import from a registry."""
         registry = Registry(reference, self._architecture, tls_verify=tls_verify)
@@ -133,7 +153,7 @@ class Importer:
             return await self._import_image(work, ArchiveKind.OCI, files, name, reference)
 
     async def build_debian(
-        self, job: Job, planned: debian.Plan, names: Sequence[ImageName]
+        self, job: Job[Any], planned: debian.Plan, names: Sequence[ImageName]
     ) -> ImageView:
         """Build a Debian image and record it under each of the names; the first is shown."""
         async with self.begin(job) as work:
@@ -142,8 +162,27 @@ class Importer:
             await in_thread("disk", debian.tidy, root)
             source = f"debian {planned.suite} with {' '.join(planned.packages)}"
             layer = await self._layer_of_tree(work, root, source)
-            views = [await self._record(n, [layer], debian.CONFIG, source) for n in names]
+            views = [await self._record(work, n, [layer], debian.CONFIG, source) for n in names]
             return views[0]
+
+    async def publish(
+        self, job: Job[Any], upload: Path, source: str, kept: Callable[[LayerRecord], Awaitable[T]]
+    ) -> T:
+        """Make a layer of a tar, taking the file over, and hand its record to `kept`.
+
+        Raises:
+            InvalidRequest: it is no tar, or damaged.
+        """
+        async with self.begin(job) as work:
+            taken = work.fresh("archive")
+            await in_thread("disk", upload.rename, taken)
+            kind = await in_thread("disk", archive.detect, taken)
+            if kind is not ArchiveKind.ROOTFS:
+                raise InvalidRequest(f"this is {kind.value}; a layer is made from a tar of files")
+            size = (await in_thread("disk", taken.stat)).st_size
+            layer = SourceLayer(Blob(taken, 0, size), "")
+            key = await self._make_layer(work, layer, [], source, "1 of 1")
+            return await kept(await in_thread("disk", self._layers.get, key))
 
     # -- what a path is -----------------------------------------------------------------------
 
@@ -154,7 +193,7 @@ class Importer:
         if kind is not ArchiveKind.ROOTFS:
             return await self._import_image(work, kind, DirectoryFiles(path), name, source)
         layer = await self._layer_of_tree(work, path, source)
-        return await self._record(name, [layer], ImageConfig(), source)
+        return await self._record(work, name, [layer], ImageConfig(), source)
 
     async def _import_file(
         self, work: Import, path: Path, name: ImageName, source: str
@@ -177,7 +216,7 @@ class Importer:
         size = (await in_thread("disk", path.stat)).st_size
         layer = SourceLayer(Blob(path, 0, size), "")
         key = await self._make_layer(work, layer, [], source, "1 of 1")
-        return await self._record(name, [key], ImageConfig(), source)
+        return await self._record(work, name, [key], ImageConfig(), source)
 
     async def _import_image(
         self, work: Import, kind: ArchiveKind, files: Files, name: ImageName, source: str
@@ -187,7 +226,7 @@ class Importer:
         for number, layer in enumerate(image.layers, 1):
             place = f"{number} of {len(image.layers)}"
             keys.append(await self._ensure_layer(work, layer, keys, source, place))
-        return await self._record(name, keys, image.config, source, image.digest)
+        return await self._record(work, name, keys, image.config, source, image.digest)
 
     # -- layers -------------------------------------------------------------------------------
 
@@ -196,7 +235,7 @@ class Importer:
     ) -> str:
         """The layer's digest in the store, converted unless it is there."""
         over = key_over(layer.diff_id, below)
-        self._layers.pin([layer.diff_id, over], work.owner)
+        self._layers.pins.pin([layer.diff_id, over], work.owner)
         async with self._making.holding(layer.diff_id):
             for key in (layer.diff_id, over):
                 if await in_thread("disk", self._layers.has, key):
@@ -206,80 +245,110 @@ class Importer:
     async def _make_layer(
         self, work: Import, layer: SourceLayer, below: Sequence[str], source: str, place: str
     ) -> str:
-        extracted, tree = await self._extract(work, layer, below, place)
-        if layer.diff_id and extracted.diff_id != layer.diff_id:
-            raise InvalidRequest(
-                f"layer {place} is damaged: without compression it hashes to "
-                f"{extracted.diff_id}, not {layer.diff_id}"
-            )
-        alone = extracted.self_contained
-        key = extracted.diff_id if alone else key_over(extracted.diff_id, below)
-        record = LayerRecord(
-            digest=key,
-            source=source,
-            size_bytes=0,
-            created_at=0.0,
-            mkfs="",
-            diff_id=extracted.diff_id,
-            below=[] if alone else list(below),
-        )
-        image = work.fresh("erofs")
-        work.job.report(f"writing layer {place}")
-        # The tree stays until the import ends: ext4 avoids inodes deleted in the last minutes, and
-        # looking for others would make unpacking the next layer several times slower.
-        await mkfs.build(tree, image)
-        await self._put(work, record, image)
-        return key
-
-    async def _extract(
-        self, work: Import, layer: SourceLayer, below: Sequence[str], place: str
-    ) -> tuple[Extracted, Path]:
         if layer.blob.digest:
             work.job.report(f"checking layer {place}")
             await in_thread("build", verify, layer.blob)
-        stage = work.fresh("stage")
-        await in_thread("disk", lambda: stage.mkdir(mode=0o700))
-        lowers = [self._layers.image_path(key) for key in dict.fromkeys(reversed(below))]
-        step, total = f"unpacking layer {place}", layer.blob.size
+        step, total = f"converting layer {place}", layer.blob.size
         work.job.report(step, 0, total)
-        extracted = await convert.extract(
-            stage,
+        out = await self._out(work)
+        converted = await convert_tar(
+            out,
             layer.blob,
-            lowers,
+            [self._layers.meta(key) for key in below],
             self._limits,
             lambda done: work.job.report(step, done, total),
             need_end=not (layer.blob.digest or layer.diff_id),
         )
-        return extracted, stage / "new"
+        if layer.diff_id and converted.diff_id != layer.diff_id:
+            raise InvalidRequest(
+                f"layer {place} is damaged: without compression it hashes to "
+                f"{converted.diff_id}, not {layer.diff_id}"
+            )
+        alone = converted.self_contained
+        key = converted.diff_id if alone else key_over(converted.diff_id, below)
+        record = self._layer_record(key, source, converted)
+        await self._put(
+            work,
+            msgspec.structs.replace(record, below=[] if alone else list(below)),
+            out,
+            converted,
+        )
+        return key
 
     async def _layer_of_tree(self, work: Import, tree: Path, source: str) -> str:
-        """A layer of a directory. It has no tar to be known by, so its digest is the image's."""
-        image = work.fresh("erofs")
-        work.job.report("writing the layer")
-        await mkfs.build(tree, image)
-        digest = await in_thread("build", file_digest, image)
-        record = LayerRecord(digest=digest, source=source, size_bytes=0, created_at=0.0, mkfs="")
-        await self._put(work, record, image)
-        return digest
-
-    async def _put(self, work: Import, record: LayerRecord, image: Path) -> None:
-        self._layers.pin([record.digest], work.owner)
-        status = await in_thread("disk", image.stat)
-        complete = msgspec.structs.replace(
-            record,
-            size_bytes=status.st_size,
-            created_at=self._clock.now(),
-            mkfs=await self._version(),
+        """A layer of a directory."""
+        work.job.report("converting the directory")
+        out = await self._out(work)
+        converted = await convert_directory(
+            out,
+            tree,
+            self._limits,
+            lambda done: work.job.report("converting the directory", done),
         )
-        await in_thread("disk", self._layers.put, complete, image)
+        record = self._layer_record(converted.diff_id, source, converted)
+        await self._put(work, record, out, converted)
+        return record.digest
 
-    async def _version(self) -> str:
-        if not self._mkfs_version:
-            self._mkfs_version = await in_thread("build", mkfs.detect_version)
-        return self._mkfs_version
+    async def _merged(self, work: Import, keys: Sequence[str], source: str) -> list[str]:
+        """What is mounted for these layers: runs of them in one, as far as that is wise."""
+        records = [await in_thread("disk", self._layers.get, key) for key in keys]
+        mounts = []
+        for run in plan_merges(records, self._merging):
+            bottom = run[0] == keys[0]
+            mounts.append(await self._ensure_merged(work, run, source, bottom=bottom))
+        return mounts
+
+    async def _ensure_merged(
+        self, work: Import, run: Sequence[str], source: str, *, bottom: bool
+    ) -> str:
+        if len(run) == 1:
+            return run[0]
+        key = key_of_merged(run, bottom=bottom)
+        self._layers.pins.pin([key], work.owner)
+        async with self._making.holding(key):
+            if await in_thread("disk", self._layers.has, key):
+                return key
+            work.job.report(f"merging {len(run)} layers")
+            out = await self._out(work)
+            metas = [self._layers.meta(digest) for digest in run]
+            converted = await convert_merge(out, metas, keep_whiteouts=not bottom)
+            record = self._layer_record(key, source, converted)
+            merged = msgspec.structs.replace(record, diff_id="", merged=list(run))
+            await self._put(work, merged, out, converted)
+            return key
+
+    async def _out(self, work: Import) -> Path:
+        out = work.fresh("converted")
+        await in_thread("disk", lambda: out.mkdir(mode=0o700))
+        return out
+
+    def _layer_record(self, key: str, source: str, converted: Converted) -> LayerRecord:
+        return LayerRecord(
+            digest=key,
+            source=source,
+            created_at=self._clock.now(),
+            meta=converted.meta,
+            devices=[device.digest for device in converted.devices],
+            entries=converted.entries,
+            content_bytes=converted.content_bytes,
+            diff_id=converted.diff_id,
+        )
+
+    async def _put(
+        self, work: Import, record: LayerRecord, out: Path, converted: Converted
+    ) -> None:
+        """Data first: a layer in the store can always be mounted."""
+        self._layers.pins.pin([record.digest], work.owner)
+        self._data.pins.pin(record.devices, work.owner)
+        for device in converted.devices:
+            if device.digest == converted.own_data:
+                data = DataRecord(digest=device.digest, size_bytes=device.size_bytes)
+                await in_thread("disk", self._data.put_raw, data, out / "data")
+        await in_thread("disk", self._layers.put, record, out / "meta.erofs")
 
     async def _record(
         self,
+        work: Import,
         name: ImageName,
         keys: Sequence[str],
         config: ImageConfig,
@@ -290,6 +359,7 @@ class Importer:
             name=name,
             digest=digest or digest_of(list(keys), config),
             layers=list(keys),
+            mounts=await self._merged(work, keys, source),
             size_bytes=await in_thread("disk", self._size_of, keys),
             created_at=self._clock.now(),
             source=source,
@@ -299,13 +369,7 @@ class Importer:
         return view(record)
 
     def _size_of(self, keys: Iterable[str]) -> int:
-        return sum(self._layers.get(key).size_bytes for key in set(keys))
-
-
-def key_over(diff_id: str, below: Sequence[str]) -> str:
-    """The digest of a layer that fits over certain layers alone: it covers them too."""
-    body = msgspec.json.encode({"diff_id": diff_id, "below": list(below)}, order="deterministic")
-    return f"sha256:{hashlib.sha256(body).hexdigest()}"
+        return sum(self._layers.get(key).content_bytes for key in set(keys))
 
 
 def file_digest(path: Path) -> str:

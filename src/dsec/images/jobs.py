@@ -8,27 +8,31 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Hashable
+from typing import Any, Generic, TypeVar
 
 import anyio
 from anyio.abc import TaskGroup
 
 from dsec.base.errors import DsecError, InternalError
+from dsec.kit.generators import closing
 from dsec.wire.public_v1 import ImageProgress, ImageReady, ImageView
 
 log = logging.getLogger(__name__)
 
 ImageEvent = ImageProgress | ImageReady
+T = TypeVar("T")
+E = TypeVar("E")
 
 
-class Job:
-    """One import. Its progress is a state, not a queue: a slow watcher misses steps in between."""
+class Job(Generic[T]):
+    """One import of a T. Its progress is a state, not a queue: a slow watcher misses steps in between."""
 
     def __init__(self) -> None:
         self.scope = anyio.CancelScope()
         self.watchers = 0
         self._changed = anyio.Event()
         self._progress: ImageProgress | None = None
-        self._outcome: ImageView | DsecError | None = None
+        self._outcome: T | DsecError | None = None
 
     @property
     def ended(self) -> bool:
@@ -40,7 +44,7 @@ class Job:
         self._progress = ImageProgress(step=step, done=done, total=total)
         self._tell()
 
-    def end(self, outcome: ImageView | DsecError) -> None:
+    def end(self, outcome: T | DsecError) -> None:
         """Say what came of it."""
         self._outcome = outcome
         self._tell()
@@ -49,8 +53,8 @@ class Job:
         self._changed.set()
         self._changed = anyio.Event()
 
-    async def events(self) -> AsyncGenerator[ImageEvent, None]:
-        """Progress as it changes, then the image.
+    async def events(self, ready: Callable[[T], E]) -> AsyncGenerator[ImageProgress | E, None]:
+        """Progress as it changes, then what `ready` makes of the outcome.
 
         Raises:
             DsecError: what the import failed of.
@@ -65,7 +69,7 @@ class Job:
             await changed.wait()
         if isinstance(self._outcome, DsecError):
             raise self._outcome
-        yield ImageReady(image=self._outcome)
+        yield ready(self._outcome)
 
 
 class Jobs:
@@ -73,27 +77,27 @@ class Jobs:
 
     def __init__(self, tasks: TaskGroup) -> None:
         self._tasks = tasks
-        self._running: dict[Hashable, Job] = {}
+        self._running: dict[Hashable, Job[Any]] = {}
 
     def running(self, key: Hashable) -> bool:
         """Whether such work is under way, for others to join."""
         return key in self._running
 
     async def watch(
-        self, key: Hashable, work: Callable[[Job], Awaitable[ImageView]]
-    ) -> AsyncGenerator[ImageEvent, None]:
+        self, key: Hashable, work: Callable[[Job[T]], Awaitable[T]], ready: Callable[[T], E]
+    ) -> AsyncGenerator[ImageProgress | E, None]:
         """Start the work, or join the same work under way, and watch it.
 
         Raises:
             DsecError: what the work failed of.
         """
-        job = self._running.get(key)
+        job: Job[T] | None = self._running.get(key)
         if job is None:
             job = self._running[key] = Job()
             self._tasks.start_soon(self._run, key, job, work)
         job.watchers += 1
         try:
-            async with contextlib.aclosing(job.events()) as events:
+            async with contextlib.aclosing(job.events(ready)) as events:
                 async for event in events:
                     yield event
         finally:
@@ -102,12 +106,12 @@ class Jobs:
                 self._forget(key, job)
                 job.scope.cancel()
 
-    def _forget(self, key: Hashable, job: Job) -> None:
+    def _forget(self, key: Hashable, job: Job[Any]) -> None:
         if self._running.get(key) is job:
             del self._running[key]
 
     async def _run(
-        self, key: Hashable, job: Job, work: Callable[[Job], Awaitable[ImageView]]
+        self, key: Hashable, job: Job[T], work: Callable[[Job[T]], Awaitable[T]]
     ) -> None:
         try:
             with job.scope:
@@ -124,16 +128,17 @@ class Jobs:
 
 
 async def finish(events: AsyncIterator[ImageEvent]) -> ImageView:
-    """Watch an import to its end and take the image.
+    """Watch an import to its end and take the image; cancelled, it gives the import up.
 
     Raises:
         DsecError: what the import failed of.
         InternalError: it ended without an image.
     """
     image: ImageView | None = None
-    async for event in events:
-        if isinstance(event, ImageReady):
-            image = event.image
+    async with closing(events) as watched:
+        async for event in watched:
+            if isinstance(event, ImageReady):
+                image = event.image
     if image is None:
         raise InternalError("the import ended without an image")
     return image

@@ -1,9 +1,10 @@
-"""The store of layers: EROFS images by digest, each mounted at most once on a host.
+"""The store of layers: EROFS metadata by digest, each mounted at most once on a host.
+
+File data is apart (`data.py`) and may be elsewhere: what is here makes a layer mountable and its
+names and attributes readable, whatever has been fetched.
 
 Two mounts of one image would be two superblocks, and then nothing in the page cache is shared: so
 sandboxes share one mount per layer. A mount outlives the process and is adopted by the next one.
-Pins say who needs a layer (a sandbox, an import under way); they live in memory and are told
-again at start-up by those who know.
 
 Threads may call anything here at once.
 """
@@ -14,27 +15,28 @@ import contextlib
 import threading
 import uuid
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from dsec.base.errors import Conflict, InternalError, NotFound
 from dsec.images import disk
-from dsec.images.records import LayerRecord, check_digest, decode_layer, encode
+from dsec.images.pins import Pins
+from dsec.images.records import LayerRecord, check_digest, decode, encode
 from dsec.linux import mounts
 
-_IMAGE, _RECORD = "image.erofs", "layer.json"
+_META, _RECORD = "meta.erofs", "layer.json"
 
 
 class LayerStore:
-    """`<root>/layers/<hex>/{image.erofs,layer.json}`, mounted at `<run_dir>/layers/<hex>`."""
+    """`<root>/layers/<hex>/{meta.erofs,layer.json}`, mounted at `<run_dir>/layers/<hex>`."""
 
     def __init__(self, root: Path, run_dir: Path) -> None:
         self._root = root.absolute() / "layers"
         self._scratch = root.absolute() / "tmp"
         self._mounts = run_dir.absolute() / "layers"
-        self._lock = threading.Lock()
+        self.pins = Pins("layer")
+        self._lock = self.pins.lock
         self._busy: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
-        self._pins: defaultdict[str, set[str]] = defaultdict(set)
         self._mounted: set[str] = set()
 
     def open(self) -> None:
@@ -51,9 +53,14 @@ class LayerStore:
             if mount.fstype == "erofs" and target.parent == self._mounts:
                 self._mounted.add(f"sha256:{target.name}")
 
-    def image_path(self, digest: str) -> Path:
-        """Where the layer's EROFS image is, or would be."""
-        return self._directory(digest) / _IMAGE
+    @property
+    def root(self) -> Path:
+        """Where the layers are kept."""
+        return self._root
+
+    def meta(self, digest: str) -> Path:
+        """Where the layer's metadata is, or would be."""
+        return self._directory(digest) / _META
 
     def mount_point(self, digest: str) -> Path:
         """Where the layer is, or would be, mounted."""
@@ -75,7 +82,7 @@ class LayerStore:
         """
         file = self._directory(digest) / _RECORD
         try:
-            return decode_layer(file.read_bytes(), str(file))
+            return decode(file.read_bytes(), LayerRecord, str(file))
         except FileNotFoundError:
             raise NotFound(f"no layer {digest}", kind="layer") from None
 
@@ -91,8 +98,8 @@ class LayerStore:
         """
         return [self.get(digest) for digest in self.digests()]
 
-    def put(self, record: LayerRecord, image: Path) -> LayerRecord:
-        """Take over a finished EROFS image, a file under the store's `tmp`.
+    def put(self, record: LayerRecord, meta: Path) -> LayerRecord:
+        """Take over a finished metadata image, a file under the store's `tmp`.
 
         A layer that is here already stays as it is and the new one is dropped.
 
@@ -105,20 +112,20 @@ class LayerStore:
         final = self._directory(record.digest)
         with disk.full_disk_named(self._root), self._alone(record.digest):
             if self.has(record.digest):
-                image.unlink(missing_ok=True)
+                meta.unlink(missing_ok=True)
                 return self.get(record.digest)
-            self._move_in(record, image, final)
+            self._move_in(record, meta, final)
         return record
 
-    def _move_in(self, record: LayerRecord, image: Path, final: Path) -> None:
+    def _move_in(self, record: LayerRecord, meta: Path, final: Path) -> None:
         staging = self._scratch / f"put-{final.name}"
         disk.remove_tree(staging)
         staging.mkdir(mode=0o700)
         try:
-            image.replace(staging / _IMAGE)
-            (staging / _IMAGE).chmod(0o400)
+            meta.replace(staging / _META)
+            (staging / _META).chmod(0o400)
             (staging / _RECORD).write_bytes(encode(record))
-            for path in (staging / _IMAGE, staging / _RECORD, staging):
+            for path in (staging / _META, staging / _RECORD, staging):
                 disk.fsync_path(path)
             staging.replace(final)
         except BaseException:
@@ -149,12 +156,8 @@ class LayerStore:
     def _claim(self, digest: str) -> None:
         """From here on a new user of the layer has to wait for this thread."""
         with self._lock:
-            self._check_unpinned(digest)
+            self.pins.check_none(digest)
             self._mounted.discard(digest)
-
-    def _check_unpinned(self, digest: str) -> None:
-        if owners := self._pins.get(digest):
-            raise Conflict(f"layer {digest} is used by {', '.join(sorted(owners)[:5])}")
 
     def _take_out(self, digest: str, used: Callable[[str], bool]) -> Path:
         """Rename into `tmp`: a crash in between leaves rubbish there, never half a layer.
@@ -163,35 +166,11 @@ class LayerStore:
         """
         doomed = self._scratch / f"gone-{uuid.uuid4().hex}"
         with self._lock:
-            self._check_unpinned(digest)
+            self.pins.check_none(digest)
             if used(digest):
                 raise Conflict(f"layer {digest} belongs to an image")
             self._directory(digest).replace(doomed)
         return doomed
-
-    def pin(self, digests: Iterable[str], owner: str) -> None:
-        """Say that `owner` needs these layers (here already or about to be)."""
-        with self._lock:
-            for digest in digests:
-                self._pins[digest].add(owner)
-
-    def unpin(self, owner: str) -> None:
-        """Say that `owner` needs none any more."""
-        with self._lock:
-            for digest in [d for d, owners in self._pins.items() if owner in owners]:
-                self._pins[digest].discard(owner)
-                if not self._pins[digest]:
-                    del self._pins[digest]
-
-    def pinned_by(self, digest: str) -> frozenset[str]:
-        """Who needs the layer."""
-        with self._lock:
-            return frozenset(self._pins.get(digest, ()))
-
-    def pins_of(self, owner: str) -> frozenset[str]:
-        """What `owner` needs."""
-        with self._lock:
-            return frozenset(d for d, owners in self._pins.items() if owner in owners)
 
     def mounted(self, digest: str) -> Path | None:
         """The layer's mount, if it is mounted. Touches no disk.
@@ -203,8 +182,12 @@ class LayerStore:
         path = self.mount_point(digest)
         return path if known and _is_mount_point(path) else None
 
-    def mount(self, digest: str) -> Path:
+    def mount(self, digest: str, devices: Sequence[Path]) -> Path:
         """Mount a layer, or find it mounted.
+
+        Args:
+            digest: the layer.
+            devices: its data, in the order of its record.
 
         Raises:
             NotFound: no such layer.
@@ -213,17 +196,14 @@ class LayerStore:
         with self._alone(digest):
             target = self.mount_point(digest)
             if digest not in self._mounted or not target.is_mount():
-                self._mount_at(digest, target)
+                self._mount_at(digest, target, devices)
             return target
 
-    def _mount_at(self, digest: str, target: Path) -> None:
-        image = self.image_path(digest)
-        if not image.exists():
-            raise NotFound(f"no layer {digest}", kind="layer")
+    def _mount_at(self, digest: str, target: Path, devices: Sequence[Path]) -> None:
         target.mkdir(mode=0o755, parents=True, exist_ok=True)
         found = mounts.mount_at(target)
         if found is None:
-            mounts.mount_erofs(image, target)
+            self.mount_copy(digest, target, devices)
         elif found.fstype != "erofs":
             raise InternalError(
                 f"a {found.fstype} is mounted over layer {digest}", path=str(target)
@@ -231,14 +211,21 @@ class LayerStore:
         with self._lock:
             self._mounted.add(digest)
 
-    def mount_all(self, digests: Sequence[str]) -> list[Path]:
-        """Mount several; the result keeps their order.
+    def mount_copy(self, digest: str, target: Path, devices: Sequence[Path]) -> None:
+        """Mount a layer once more at a place of the caller's, who unmounts it.
+
+        Nothing in the page cache is shared with other mounts: every read reaches the devices.
 
         Raises:
-            NotFound: one is not here.
-            OSError: the kernel refused one.
+            NotFound: no such layer.
+            OSError: the kernel refused.
         """
-        return [self.mount(digest) for digest in digests]
+        meta = self.meta(digest)
+        if not meta.exists():
+            raise NotFound(f"no layer {digest}", kind="layer")
+        if len(devices) != len(self.get(digest).devices):
+            raise InternalError(f"layer {digest} was given {len(devices)} devices")
+        mounts.mount_erofs(meta, target, devices)
 
     def unmount_unused(self) -> list[str]:
         """Unmount every layer without a pin; one that is busy is left for the next time.
@@ -258,6 +245,19 @@ class LayerStore:
         """The layers mounted now, by digest."""
         with self._lock:
             return sorted(self._mounted)
+
+    def abandon(self, digest: str) -> None:
+        """Take a dead mount out of the way, whoever still stands on it.
+
+        Raises:
+            OSError: the kernel refused.
+        """
+        with self._alone(digest):
+            target = self.mount_point(digest)
+            while mounts.is_mounted(target):
+                mounts.umount(target, detach=True)
+            with self._lock:
+                self._mounted.discard(digest)
 
     def _unmount(self, digest: str) -> None:
         target = self.mount_point(digest)

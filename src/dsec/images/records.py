@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import TypeVar
 
 import msgspec
 from msgspec import Struct, field
 
 from dsec.base.errors import InternalError, InvalidRequest
-from dsec.wire.public_v1 import ImageView
+from dsec.images.store.interface import BlobRef
+from dsec.wire.public_v1 import ImageView, LayerKind
 
+R = TypeVar("R")
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 
 
@@ -26,22 +29,76 @@ def check_digest(text: str) -> str:
     return text
 
 
-class LayerRecord(Struct, kw_only=True, frozen=True):
-    """`layers/<hex>/layer.json`."""
+class DataRecord(Struct, kw_only=True, frozen=True):
+    """`data/<hex>/data.json`: raw file data that layers point into."""
 
     digest: str
-    """What the layer is found by: its diff_id, or see `below`."""
+    """sha256 of the raw data."""
+    size_bytes: int
+    """A multiple of 4096, never 0."""
+    packed: Packed | None = None
+    """How it lies in a store, once it is known."""
+
+
+class Packed(Struct, kw_only=True, frozen=True):
+    """Data in a store: chunks compressed one by one with zstd, back to back in one blob."""
+
+    pack: BlobRef
+    table: BlobRef
+    """Per chunk u32 little-endian stored size and sha256 of what is stored."""
+    chunk_bytes: int
+    """Of each chunk uncompressed; the last may be shorter."""
+    raw: bool = False
+    """The uncompressed data is a blob of the store too, under its own digest."""
+
+
+class LayerRecord(Struct, kw_only=True, frozen=True):
+    """`layers/<hex>/layer.json`: something that can be mounted."""
+
+    digest: str
+    """What the layer is found by: its diff_id, or see `below` and `merged`."""
     source: str
     """Where it came from, for people."""
-    size_bytes: int
     created_at: float
-    mkfs: str
-    """Version of mkfs.erofs."""
+    meta: BlobRef
+    """`meta.erofs` beside this file."""
+    devices: list[str] = field(default_factory=list)
+    """Digests of the data it points into, in the order of its device table."""
+    entries: int = 0
+    """Names in it."""
+    content_bytes: int = 0
+    """Of its regular files."""
     diff_id: str = ""
-    """sha256 of the uncompressed tar; empty if it was made from a directory."""
+    """sha256 of the uncompressed tar; empty for a merged layer."""
     below: list[str] = field(default_factory=list)
     """Layers it was made over (bottom first), if its tar left something to them: then `digest`
     covers them too and the layer fits over these alone."""
+    merged: list[str] = field(default_factory=list)
+    """Layers it holds in one (bottom first); `digest` covers them."""
+
+
+class StoredLayer(Struct, kw_only=True, frozen=True):
+    """A document of kind `layer` in a store: all that is needed to mount it there lazily."""
+
+    layer: LayerRecord
+    meta: BlobRef
+    """`meta.erofs`, compressed with zstd."""
+    data: list[DataRecord]
+    """Its devices in order, each with `packed`."""
+
+
+class NamedLayer(Struct, kw_only=True, frozen=True):
+    """`named/<kind>/<quoted name>.json`: a version of a workspace or toolkit."""
+
+    kind: LayerKind
+    name: str
+    """`name:version`."""
+    digest: str
+    """Of its layer."""
+    size_bytes: int
+    created_at: float
+    source: str
+    description: str = ""
 
 
 class ImageConfig(Struct, kw_only=True, frozen=True):
@@ -62,10 +119,47 @@ class ImageRecord(Struct, kw_only=True, frozen=True):
     """Of the OCI manifest; for other sources, of the layers and the configuration."""
     layers: list[str]
     """Digests of the layers, bottom first as OCI has them."""
+    mounts: list[str] = field(default_factory=list)
+    """What is mounted for them, bottom first: layers, or several merged into one; empty = `layers`."""
     size_bytes: int
     created_at: float
     source: str
     config: ImageConfig = ImageConfig()
+
+
+class EnvironmentPart(Struct, kw_only=True, frozen=True):
+    """One part of an environment, as it was resolved."""
+
+    label: str
+    """`image`, `workspace NAME`, `toolkit NAME`."""
+    layers: list[str]
+    """What is mounted for it, bottom first."""
+
+
+class Environment(Struct, kw_only=True, frozen=True):
+    """What a sandbox stands on: names may mean other content tomorrow, this does not."""
+
+    image: ImageView
+    workspace: str = ""
+    toolkits: list[str] = field(default_factory=list)
+    parts: list[EnvironmentPart] = field(default_factory=list)
+    """Bottom first."""
+
+    @property
+    def layers(self) -> list[str]:
+        """All that is mounted, bottom first."""
+        return [digest for part in self.parts for digest in part.layers]
+
+    @property
+    def digest(self) -> str:
+        """Of its content, whatever the names."""
+        return digest_of_all(self.layers)
+
+
+def digest_of_all(digests: Sequence[str]) -> str:
+    """One digest for several in order."""
+    body = msgspec.json.encode(list(digests))
+    return f"sha256:{hashlib.sha256(body).hexdigest()}"
 
 
 def digest_of(layers: list[str], config: ImageConfig) -> str:
@@ -92,31 +186,19 @@ def view(record: ImageRecord) -> ImageView:
     )
 
 
-def encode(record: LayerRecord | ImageRecord) -> bytes:
+def encode(record: object) -> bytes:
     """A record as the file holds it: readable JSON."""
     return msgspec.json.format(msgspec.json.encode(record), indent=1) + b"\n"
 
 
-def decode_layer(data: bytes, file: str) -> LayerRecord:
-    """Read a layer's record.
+def decode(data: bytes, type_: type[R], file: str) -> R:
+    """Read a record.
 
     Raises:
-        InternalError: the file is damaged; it names it.
+        InternalError: it is damaged; the error names the file.
     """
     try:
-        return msgspec.json.decode(data, type=LayerRecord)
-    except msgspec.MsgspecError as error:
-        raise InternalError(f"{file} is damaged: {error}", path=file) from error
-
-
-def decode_image(data: bytes, file: str) -> ImageRecord:
-    """Read an image's record.
-
-    Raises:
-        InternalError: the file is damaged; it names it.
-    """
-    try:
-        return msgspec.json.decode(data, type=ImageRecord)
+        return msgspec.json.decode(data, type=type_)
     except msgspec.MsgspecError as error:
         raise InternalError(f"{file} is damaged: {error}", path=file) from error
 

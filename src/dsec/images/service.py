@@ -2,10 +2,10 @@
 
     async with ImageService(root, run_dir) as images:
         async for event in images.pull(PullImage(reference="registry.test/tools:1")): ...
-        record = await images.resolve("debian")
-        layers = await images.mount(record, sandbox_id)     # topmost first, as overlayfs has it
+        environment = await images.environments.compose(EnvironmentRef(image="debian"))
+        layers = await images.environments.mount(environment, sandbox_id)       # topmost first
         ...
-        await images.release(sandbox_id)
+        await images.environments.release(sandbox_id)
 
 Imports run as tasks of the service, shared between callers who ask for the same; one whose last
 watcher leaves is cancelled.
@@ -14,7 +14,6 @@ watcher leaves is cancelled.
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import logging
 import os
@@ -26,8 +25,8 @@ from collections.abc import (
     Awaitable,
     Callable,
     Hashable,
-    Iterable,
 )
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -38,29 +37,67 @@ from dsec.base.clock import Clock, SystemClock
 from dsec.base.errors import (
     Conflict,
     DsecError,
-    InternalError,
-    InvalidRequest,
     NotFound,
+    Unavailable,
     Unsupported,
 )
 from dsec.images import debian, disk
-from dsec.images.catalog import Catalog
-from dsec.images.compose import plan_layers
-from dsec.images.importer import DEFAULT_LIMITS, Importer, file_digest, is_import
+from dsec.images.collecting import Uses, collect
+from dsec.images.data import DataStore
+from dsec.images.devices import Devices
+from dsec.images.environments import Environments
+from dsec.images.faults import Faults
+from dsec.images.importer import DEFAULT_LIMITS, Importer, is_import
+from dsec.images.inspection import Inspection
 from dsec.images.jobs import ImageEvent, Job, Jobs, finish
 from dsec.images.layers import LayerStore
+from dsec.images.lazy.node import NodeFiller
 from dsec.images.names import ImageName, image_name, name_of_reference
-from dsec.images.oci.tree import Limits
+from dsec.images.oci.layer import Limits
+from dsec.images.publications import Publications, split_version
+from dsec.images.recorder import Recorder
 from dsec.images.records import ImageRecord, view
+from dsec.images.sharing import Sharing
+from dsec.images.shelf import Shelf
+from dsec.images.store.interface import BlobStore
+from dsec.images.traces import Traces
+from dsec.images.uploads import Uploads
 from dsec.kit.blocking import in_thread
-from dsec.wire.public_v1 import BuildImage, ImageProgress, ImageView, PullImage
+from dsec.wire.edge_v1 import LayerEvent
+from dsec.wire.public_v1 import (
+    BuildImage,
+    CollectReport,
+    EnvironmentRef,
+    ImageReady,
+    ImageView,
+    LayerKind,
+    LayerReady,
+    LayerView,
+    LintReport,
+    LintRequest,
+    PullImage,
+    StoreView,
+    TraceView,
+)
 
 __all__ = ["ImageEvent", "ImageService", "finish"]
 
 logger = logging.getLogger("dsec.images")
 
-_RECEIVE_STEP_BYTES = 8 << 20
 _LOCK_PATIENCE_S = 2.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shared:
+    """What a node shares with others, opened by the composition root."""
+
+    store: BlobStore | None = None
+    direct: bool = False
+    """Data is mounted from the store's own file system, and published for that."""
+    filler: NodeFiller | None = None
+    record: bool = True
+    """Record a boot trace of environments that have none."""
+    node: str = ""
 
 
 class ImageService:
@@ -73,15 +110,56 @@ class ImageService:
         *,
         clock: Clock | None = None,
         limits: Limits = DEFAULT_LIMITS,
+        shared: Shared | None = None,
     ) -> None:
         self.layers = LayerStore(root, run_dir)
+        self.data = DataStore(root)
         self._root = root.absolute()
         self._tmp = self._root / "tmp"
-        self._catalog = Catalog(root)
-        clock = clock or SystemClock()
-        self._importer = Importer(root, self.layers, self._catalog, clock, limits)
+        self._clock = clock or SystemClock()
+        self._shared = shared or Shared()
+        store = self._shared.store
+        self._images = Shelf(self._root / "images", self._tmp, "image", ImageRecord)
+        self._importer = Importer(root, self.layers, self.data, self._images, self._clock, limits)
         self._tasks = anyio.create_task_group()
         self._jobs = Jobs(self._tasks)
+        self._uploads = Uploads(self._tmp, self._jobs)
+        self._devices = Devices(self.data, store, self._shared.filler)
+        self._traces = Traces(root, store)
+        self._recorder = Recorder(
+            run_dir,
+            self.layers,
+            self._devices,
+            self._traces,
+            automatic=self._shared.record,
+            tasks=self._tasks,
+        )
+        self._sharing = (
+            Sharing(store, root, self.layers, self.data, direct=self._shared.direct)
+            if store is not None
+            else None
+        )
+        self._uses = Uses(store, self._shared.node, self._clock) if store is not None else None
+        self.publications = Publications(
+            root, self.layers, self._importer, self._sharing, self._clock
+        )
+        self._faults = Faults(self._shared.filler, self._clock)
+        self.environments = Environments(
+            self._images,
+            self.publications,
+            self.layers,
+            self._devices,
+            self._recorder,
+            self._traces,
+            sharing=self._sharing,
+            uses=self._uses,
+            faults=self._faults,
+            tasks=self._tasks,
+            clock=self._clock,
+        )
+        self._inspection = Inspection(
+            self.environments, self.layers, self._devices, self._traces, self._clock
+        )
         self._lock_file = -1
 
     async def __aenter__(self) -> Self:
@@ -90,9 +168,13 @@ class ImageService:
         Raises:
             Conflict: another process has the store.
             InternalError: a record is damaged.
+            Unavailable: the filler does not answer.
         """
         await in_thread("disk", self._open)
+        if not await self._devices.adopt():
+            await self.environments.filler_lost()
         await self._tasks.__aenter__()
+        self._tasks.start_soon(self._faults.watch, self.environments.filler_lost)
         return self
 
     async def __aexit__(
@@ -107,9 +189,16 @@ class ImageService:
             # Not told of the body's error, which would come out wrapped in a group.
             await self._tasks.__aexit__(None, None, None)
             with anyio.CancelScope(shield=True):
-                await self.unmount_unused()
+                await self.environments.unmount_unused()
+                await self._end_idle_filler()
         finally:
             os.close(self._lock_file)
+
+    async def _end_idle_filler(self) -> None:
+        filler = self._shared.filler
+        if filler is not None and filler.started and self._devices.idle:
+            with contextlib.suppress(DsecError):
+                await filler.shutdown()
 
     def _open(self) -> None:
         self._root.mkdir(parents=True, exist_ok=True)
@@ -117,8 +206,15 @@ class ImageService:
         try:
             self._lock()
             self._sweep()
-            self.layers.open()
-            self._catalog.open()
+            for part in (
+                self.layers,
+                self.data,
+                self._images,
+                self.publications,
+                self._traces,
+                self._recorder,
+            ):
+                part.open()
         except BaseException:
             os.close(self._lock_file)
             raise
@@ -151,58 +247,60 @@ class ImageService:
     # -- images -------------------------------------------------------------------------------
 
     async def resolve(self, name: str) -> ImageRecord:
-        """The image of a name; without a tag, `latest`.
+        """The image of a name; without a tag, `latest`; from the store if it is not here.
 
         Raises:
             InvalidRequest: it is no name.
             NotFound: (kind image) there is none; the message lists near names.
+            Unavailable: it is not here, and the store does not answer.
         """
-        return self._catalog.get(name)
+        return await self.environments.image(name)
 
     async def remove(self, name: str) -> None:
-        """Forget an image, and remove the layers nothing needs any more.
+        """Forget an image, here and in the store, and remove the layers nothing needs any more.
 
         Raises:
             NotFound: no image has this name.
             Conflict: a sandbox uses it.
         """
-        record = self._catalog.get(name)
+        record = await self.resolve(name)
         if users := self._users_of(record):
             raise Conflict(
                 f"image {record.name!r} is used by {', '.join(users[:5])}",
                 kind="image",
                 users=len(users),
             )
-        await in_thread("disk", self._remove, record.name)
+        if self._sharing is not None:
+            await self._sharing.store.delete_document("image", record.name)
+        await in_thread("disk", self._images.remove, record.name)
+        await self.collect()
 
     def _users_of(self, record: ImageRecord) -> list[str]:
         """Sandboxes whose image this is: of the images their layers contain, the largest."""
-        others = [r.layers for r in self._catalog.records() if r.name != record.name]
+        mounts = mounted_by(record)
+        others = [mounted_by(r) for r in self._images.records() if r.name != record.name]
         users = []
-        for owner in self.layers.pinned_by(record.layers[-1]):
-            pinned = self.layers.pins_of(owner)
-            better = [o for o in others if len(o) >= len(record.layers) and pinned.issuperset(o)]
-            if pinned.issuperset(record.layers) and not better and not is_import(owner):
+        for owner in self.layers.pins.by(mounts[-1]):
+            pinned = self.layers.pins.of(owner)
+            better = [o for o in others if len(o) >= len(mounts) and pinned.issuperset(o)]
+            if pinned.issuperset(mounts) and not better and not is_import(owner):
                 users.append(owner)
         return sorted(users)
 
-    def _remove(self, name: str) -> None:
-        record = self._catalog.remove(name)
-        for digest in set(record.layers):
-            with contextlib.suppress(NotFound, Conflict):
-                self.layers.remove(digest, self._has_image)
-
-    def _has_image(self, digest: str) -> bool:
-        return digest in self._catalog.layers_in_use()
+    def _has_name(self, digest: str) -> bool:
+        """Whether an image, or a published version, needs the layer."""
+        if digest in self.publications.digests():
+            return True
+        return any(digest in (*r.layers, *r.mounts) for r in self._images.records())
 
     async def collect(self) -> list[str]:
-        """Remove layers no image has and nobody pinned.
+        """Remove layers no name means and nobody pinned, and the data only they needed.
 
         Done after each import: one that failed may leave some, and so does the image it replaced.
         Not at the start: nobody has said then which layers the sandboxes that live on need.
 
         Returns:
-            Their digests.
+            The digests of the layers.
         """
         return await in_thread("disk", self._collect)
 
@@ -210,27 +308,37 @@ class ImageService:
         removed = []
         for digest in self.layers.digests():
             with contextlib.suppress(NotFound, Conflict):
-                self.layers.remove(digest, self._has_image)
+                self.layers.remove(digest, self._has_name)
                 removed.append(digest)
+        self.data.collect({device for layer in self.layers.records() for device in layer.devices})
         return removed
 
     # -- imports ------------------------------------------------------------------------------
 
     def _watch(
-        self, key: Hashable, work: Callable[[Job], Awaitable[ImageView]]
-    ) -> AsyncGenerator[ImageEvent, None]:
-        async def collected(job: Job) -> ImageView:
-            try:
-                return await work(job)
-            finally:
-                with anyio.CancelScope(shield=True):
-                    await self._collect_quietly()
+        self, key: Hashable, work: Callable[[Job[ImageView]], Awaitable[ImageView]]
+    ) -> AsyncIterator[ImageEvent]:
+        async def imported(job: Job[ImageView]) -> ImageView:
+            return await self._imported(work, job)
 
-        return self._jobs.watch(key, collected)
+        return self._jobs.watch(key, imported, _image_ready)
+
+    async def _imported(
+        self, work: Callable[[Job[ImageView]], Awaitable[ImageView]], job: Job[ImageView]
+    ) -> ImageView:
+        """An import, then its publication if there is a store."""
+        try:
+            made = await work(job)
+        finally:
+            await self._collect_quietly()
+        if self._sharing is not None:
+            await self._sharing.publish_image(self._images.get(made.name), job.report)
+        return made
 
     async def _collect_quietly(self) -> None:
         try:
-            await self.collect()
+            with anyio.CancelScope(shield=True):
+                await self.collect()
         except (DsecError, OSError):  # it is no part of the import, and tried after the next one
             logger.exception("layers nobody needs could not be removed")
 
@@ -246,7 +354,7 @@ class ImageService:
         reference, tls_verify = request.reference, request.tls_verify
         name = image_name(request.name) if request.name else name_of_reference(reference)
 
-        async def work(job: Job) -> ImageView:
+        async def work(job: Job[ImageView]) -> ImageView:
             return await self._importer.pull(job, reference, name, tls_verify=tls_verify)
 
         return self._watch(("pull", reference, name, tls_verify), work)
@@ -266,7 +374,7 @@ class ImageService:
         chosen = image_name(request.name) if request.name else None
         packages = tuple(request.packages)
 
-        async def work(job: Job) -> ImageView:
+        async def work(job: Job[ImageView]) -> ImageView:
             planned = await in_thread("disk", debian.plan, request.suite, packages)
             names = [chosen] if chosen else _debian_names(planned)
             return await self._importer.build_debian(job, planned, names)
@@ -285,90 +393,146 @@ class ImageService:
         """
         checked, where = image_name(name), path.absolute()
 
-        async def work(job: Job) -> ImageView:
+        async def work(job: Job[ImageView]) -> ImageView:
             return await self._importer.import_path(job, where, checked, str(where))
 
         return self._watch(("path", where, checked), work)
 
-    async def import_archive(
-        self, name: str, archive: AsyncIterator[bytes]
-    ) -> AsyncGenerator[ImageEvent, None]:
+    def import_archive(self, name: str, archive: AsyncIterator[bytes]) -> AsyncIterator[ImageEvent]:
         """Import an archive as it streams in; see `import_path` for what it may be.
 
         Raises:
             As `import_path`.
         """
         checked = image_name(name)
-        directory = self._tmp / f"upload-{uuid.uuid4().hex}"
-        upload = directory / "archive"
-        taken = False
-        try:
-            await in_thread("disk", lambda: directory.mkdir(mode=0o700))
-            async with contextlib.aclosing(_receive(archive, upload)) as received:
-                async for done in received:
-                    yield ImageProgress(step="receiving", done=done)
-            digest = await in_thread("build", file_digest, upload)
 
-            async def work(job: Job) -> ImageView:
-                try:
-                    source = f"archive {digest}"
-                    return await self._importer.import_upload(job, upload, checked, source)
-                finally:
-                    await _remove(directory)
+        async def work(job: Job[ImageView], upload: Path, digest: str) -> ImageView:
+            async def imported(job: Job[ImageView]) -> ImageView:
+                source = f"archive {digest}"
+                return await self._importer.import_upload(job, upload, checked, source)
 
-            key = ("archive", digest, checked)
-            # The job may outlive this caller, others having joined: then the file is the job's.
-            taken = not self._jobs.running(key)
-            async with contextlib.aclosing(self._watch(key, work)) as events:
-                async for event in events:
-                    yield event
-        finally:
-            if not taken:
-                await _remove(directory)
+            return await self._imported(imported, job)
 
-    # -- sandboxes ----------------------------------------------------------------------------
+        def key(digest: str) -> Hashable:
+            return ("archive", digest, checked)
 
-    async def mount(self, record: ImageRecord, sandbox: str) -> list[Path]:
-        """Mount an image's layers, each once per host, and pin them for a sandbox.
+        return self._uploads.watch(archive, key, work, _image_ready)
 
-        Returns:
-            The mounted directories, topmost first, as overlayfs has it.
+    def publish_layer(
+        self, kind: LayerKind, name: str, description: str, archive: AsyncIterator[bytes]
+    ) -> AsyncIterator[LayerEvent]:
+        """Publish a workspace or toolkit from a tar as it streams in.
 
         Raises:
-            NotFound: (kind layer) one has been removed meanwhile.
-            Unsupported: the store's file system cannot carry images.
-            InternalError: the kernel refused.
+            InvalidRequest: the name is wrong, or it is no tar.
+            Conflict: the version exists with another content.
+            StorageFull: no room.
         """
-        wanted = plan_layers(record.layers)
-        self.layers.pin(wanted, sandbox)
-        known = [path for digest in wanted if (path := self.layers.mounted(digest))]
-        if len(known) == len(wanted):
-            return known
+        split_version(name)
+
+        async def work(job: Job[LayerView], upload: Path, _digest: str) -> LayerView:
+            try:
+                return await self.publications.publish(job, kind, name, description, upload)
+            finally:
+                await self._collect_quietly()
+
+        def key(digest: str) -> Hashable:
+            return ("layer", kind, name, digest)
+
+        return self._uploads.watch(archive, key, work, lambda made: LayerReady(layer=made))
+
+    async def list_layers(self, kind: LayerKind | None) -> list[LayerView]:
+        """Workspaces and toolkits, by name; the store's included, if it answers."""
+        return await self.publications.list(kind)
+
+    async def layer(self, kind: LayerKind, name: str) -> LayerView:
+        """One of them; without a version, the one published last. Raises NotFound."""
+        return self.publications.view(await self.publications.find(kind, name))
+
+    async def remove_layer(self, kind: LayerKind, name: str) -> None:
+        """Forget a version, and remove its layer if nothing else means it.
+
+        Raises:
+            InvalidRequest: no version is named. NotFound: there is none.
+            Conflict: a sandbox uses it.
+        """
+        await self.publications.remove(kind, name)
+        await self.collect()
+
+    async def push(self, name: str) -> AsyncGenerator[ImageEvent, None]:
+        """Put an image into the shared store; progress, then `ImageReady`.
+
+        Raises:
+            NotFound: (kind image) there is none.
+            Unsupported: this node shares no store.
+            Unavailable: the store does not answer.
+        """
+        sharing, record = self._shared_store(), await self.resolve(name)
+
+        async def work(job: Job[ImageView]) -> ImageView:
+            await sharing.publish_image(record, job.report)
+            return view(record)
+
+        key = ("push", record.name, record.digest)
+        watched = self._jobs.watch(key, work, _image_ready)
+        async with contextlib.aclosing(watched) as events:
+            async for event in events:
+                yield event
+
+    def _shared_store(self) -> Sharing:
+        if self._sharing is None:
+            raise Unsupported("this node shares no store; start the server with one: --store URL")
+        return self._sharing
+
+    async def list_images(self) -> list[ImageView]:
+        """All images, by name; the store's included, if it answers."""
+        if self._sharing is not None:
+            with contextlib.suppress(Unavailable):
+                for name in await self._sharing.names("image"):
+                    await self.resolve(name)
+        return [view(record) for record in self._images.records()]
+
+    async def lint(self, request: LintRequest) -> LintReport:
+        """Look an environment over; see `Inspection.lint`."""
+        return await self._inspection.lint(request)
+
+    async def trace(self, environment: EnvironmentRef, trace: str) -> TraceView:
+        """What a run read of an environment; see `Inspection.trace`."""
+        return await self._inspection.trace(environment, trace)
+
+    # -- the store ----------------------------------------------------------------------------
+
+    async def store(self) -> StoreView:
+        """The shared store and this node's part of it."""
+        found = StoreView(node=self._shared.node)
+        if self._shared.store is not None:
+            found.url = self._shared.store.url
+            await self._try_store(self._shared.store, found)
+        if self._shared.filler is not None and self._shared.filler.started:
+            status = await (await self._shared.filler.client()).status()
+            found.front = status.front
+            found.cache_used_bytes = status.used_bytes
+            found.cache_budget_bytes = status.budget_bytes
+            found.fetched_bytes = status.fetched_bytes
+            found.requests = status.requests
+            found.evicted_bytes = status.evicted_bytes
+        return found
+
+    async def _try_store(self, store: BlobStore, found: StoreView) -> None:
         try:
-            return await in_thread("mount", self.layers.mount_all, wanted)
-        except OSError as error:
-            self.layers.unpin(sandbox)
-            raise _mount_failure(record.name, self._root, error) from error
-        except BaseException:
-            self.layers.unpin(sandbox)
-            raise
+            with contextlib.suppress(NotFound):
+                await store.get_document("use", self._shared.node)
+        except DsecError as error:
+            found.reachable, found.detail = False, error.message
 
-    async def release(self, sandbox: str) -> None:
-        """A sandbox needs its layers no more. They stay mounted until `unmount_unused`."""
-        self.layers.unpin(sandbox)
+    async def collect_store(self, *, dry_run: bool) -> CollectReport:
+        """Remove from the store what no name and no node needs.
 
-    def rebuild_pins(self, pins: Iterable[tuple[str, Iterable[str]]]) -> None:
-        """After a restart: which sandbox uses which layers (digests, any order)."""
-        for sandbox, digests in pins:
-            self.layers.pin(digests, sandbox)
-
-    async def unmount_unused(self) -> list[str]:
-        """Unmount the layers no sandbox uses; their digests."""
-        return await in_thread("mount", self.layers.unmount_unused)
-
-    async def list(self) -> list[ImageView]:
-        """All images, by name."""
-        return [view(record) for record in self._catalog.records()]
+        Raises:
+            Unsupported: this node shares no store.
+            Conflict: somebody publishes or collects now.
+        """
+        return await collect(self._shared_store().store, self._clock, dry_run=dry_run)
 
 
 def _debian_names(planned: debian.Plan) -> list[ImageName]:
@@ -376,34 +540,10 @@ def _debian_names(planned: debian.Plan) -> list[ImageName]:
     return [image_name("debian"), by_suite] if planned.is_own_suite else [by_suite]
 
 
-def _mount_failure(name: str, root: Path, error: OSError) -> DsecError:
-    if error.errno == errno.ENOTBLK:  # what EROFS says of a file it cannot read by itself
-        return Unsupported(
-            f"the file system of {root} cannot carry images; keep the state directory on ext4, xfs "
-            "or btrfs"
-        )
-    return InternalError(f"cannot mount image {name!r}: {error}")
+def mounted_by(record: ImageRecord) -> list[str]:
+    """What is mounted for an image, bottom first."""
+    return record.mounts or record.layers
 
 
-async def _remove(directory: Path) -> None:
-    with anyio.CancelScope(shield=True):
-        await in_thread("disk", disk.remove_tree, directory)
-
-
-async def _receive(archive: AsyncIterator[bytes], path: Path) -> AsyncGenerator[int, None]:
-    """Write a stream to a file, in worker threads; yields the bytes so far now and then."""
-    done = told = 0
-    with disk.full_disk_named(path.parent):
-        file = await in_thread("disk", lambda: path.open("xb"))
-        try:
-            async for chunk in archive:
-                await in_thread("disk", file.write, chunk)
-                done += len(chunk)
-                if done - told >= _RECEIVE_STEP_BYTES:
-                    told = done
-                    yield done
-        finally:
-            await in_thread("disk", file.close)
-    if not done:
-        raise InvalidRequest("the archive is empty")
-    yield done
+def _image_ready(made: ImageView) -> ImageReady:
+    return ImageReady(image=made)

@@ -16,7 +16,17 @@ from anyio.lowlevel import RunVar
 T = TypeVar("T")
 Args = TypeVarTuple("Args")
 
-LIMITS = {"disk": 8, "mount": 4, "cgroup": 4, "build": 2, "scan": 4}
+LIMITS = {
+    "disk": 8,
+    "mount": 4,
+    "cgroup": 4,
+    "build": 2,
+    "scan": 4,
+    "store": 16,
+    "pack": 16,
+    "fill": 2,
+    "cached": 8,
+}
 """Threads that may work for a purpose at once; an unknown purpose is a programming error."""
 
 _limiters: RunVar[dict[str, anyio.CapacityLimiter]] = RunVar("dsec_limiters")

@@ -6,6 +6,7 @@ file-backed mount does not need.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import re
@@ -21,11 +22,13 @@ class MountFlag(IntFlag):
     RDONLY = 1
     NOSUID = 2
     NODEV = 4
+    NOATIME = 1024
     REC = 16384
     PRIVATE = 1 << 18
 
 
 _MNT_DETACH = 2
+_OPTIONS_BYTES = 4000
 _UMOUNT_NOFOLLOW = 8
 _CLONE_NEWNS = 0x00020000
 
@@ -92,11 +95,21 @@ def mount_erofs(image: Path, target: Path, devices: Sequence[Path] = ()) -> None
     missing = next((device for device in devices if not device.exists()), None)
     if missing is not None:
         raise FileNotFoundError(2, "mount erofs: data device missing", str(missing))
-    if any("," in str(device) for device in devices):
-        raise OSError(22, "mount erofs: a device path may hold no comma", str(target))
-    options = ",".join(f"device={device}" for device in devices)
     flags = MountFlag.RDONLY | MountFlag.NODEV | MountFlag.NOSUID
-    mount(str(image), target, "erofs", flags, options)
+    with contextlib.ExitStack() as stack:
+        options = ",".join(f"device={name}" for name in _short_names(devices, stack))
+        mount(str(image), target, "erofs", flags, options)
+
+
+def _short_names(devices: Sequence[Path], stack: contextlib.ExitStack) -> list[str]:
+    """Names for mount options, which hold one page and no commas in a name."""
+    names = [str(device) for device in devices]
+    if sum(map(len, names)) + 8 * len(names) < _OPTIONS_BYTES and not any("," in n for n in names):
+        return names
+    descriptors = [os.open(device, os.O_RDONLY | os.O_CLOEXEC) for device in devices]
+    for descriptor in descriptors:
+        stack.callback(os.close, descriptor)
+    return [f"/proc/self/fd/{descriptor}" for descriptor in descriptors]
 
 
 def mount_overlay_view(lowers: Sequence[str], target: Path) -> None:

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from dsec.linux import hostinfo, mounts, process
+from dsec.linux import ext4, hostinfo, loop, mounts, process
 from dsec.linux.spawn import spawn
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -155,6 +155,22 @@ def erofs_from_file(directory: Path) -> str:
             mounts.mount_erofs(image, target)
             mounts.umount(target)
         return "no loop device needed"
+
+    return _in_own_mounts(work)
+
+
+def disk_limit(directory: Path) -> str:
+    """Mount an ext4 file system that is a file in a directory, as a sandbox's own disk is."""
+
+    def work() -> str:
+        with tempfile.TemporaryDirectory(dir=directory) as scratch:
+            image, target = Path(scratch, "image"), Path(scratch, "disk")
+            target.mkdir()
+            ext4.format_image(image, 16 << 20)
+            with loop.attached(image, ext4.BLOCK_BYTES) as device:
+                ext4.mount_scratch(device, target)
+                mounts.umount(target)
+        return "ext4 on a loop device"
 
     return _in_own_mounts(work)
 

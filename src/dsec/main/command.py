@@ -24,6 +24,20 @@ Detach = Annotated[bool, typer.Option("--detach", "-d", help="Return once it ser
 StopSandboxes = Annotated[
     bool | None, typer.Option("--stop-sandboxes", help="At the end, stop all sandboxes.")
 ]
+StoreUrl = Annotated[
+    str | None,
+    typer.Option(
+        "--store", help="Shared environments: a directory, s3://bucket/prefix, oci://host/path."
+    ),
+]
+StoreDirect = Annotated[
+    bool | None,
+    typer.Option("--store-direct", help="Mount data from the store's own file system."),
+]
+CacheMb = Annotated[
+    int | None,
+    typer.Option(help="Disk for data loaded on demand, MiB (a fifth of the disk).", min=0),
+]
 
 Server = Callable[[Settings, Callable[[str], None]], None]
 
@@ -35,7 +49,10 @@ def up(
     state_dir: StateDir = None,
     run_dir: RunDir = None,
     backend: Backend = None,
+    store: StoreUrl = None,
+    cache_mb: CacheMb = None,
     *,
+    store_direct: StoreDirect = None,
     stop_sandboxes: StopSandboxes = None,
     detach: Detach = False,
 ) -> None:
@@ -48,6 +65,9 @@ def up(
         "state_dir": state_dir,
         "run_dir": run_dir,
         "backend": backend,
+        "store": store,
+        "store_direct": store_direct,
+        "cache_mb": cache_mb,
         "stop_sandboxes": stop_sandboxes,
     }
     _serve(run, settle(config, flags), detach=detach)
@@ -75,7 +95,10 @@ def edge(
     state_dir: StateDir = None,
     run_dir: RunDir = None,
     backend: Backend = None,
+    store: StoreUrl = None,
+    cache_mb: CacheMb = None,
     *,
+    store_direct: StoreDirect = None,
     stop_sandboxes: StopSandboxes = None,
     detach: Detach = False,
 ) -> None:
@@ -88,6 +111,9 @@ def edge(
         "state_dir": state_dir,
         "run_dir": run_dir,
         "backend": backend,
+        "store": store,
+        "store_direct": store_direct,
+        "cache_mb": cache_mb,
         "stop_sandboxes": stop_sandboxes,
     }
     _serve(run, settle(config, flags), detach=detach)

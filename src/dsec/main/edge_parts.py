@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import secrets
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -15,10 +14,9 @@ from starlette.types import ASGIApp
 
 from dsec.base.clock import Clock
 from dsec.base.errors import DsecError, InvalidRequest
-from dsec.base.ids import NodeId, node_id
 from dsec.base.states import FINAL
 from dsec.kit.http import Route
-from dsec.main.parts import version
+from dsec.main.parts import node_name, version
 from dsec.main.settings import Settings
 from dsec.wire.edge_v1 import EdgeApi, ListFilter
 from dsec.wire.public_v1 import Capability
@@ -29,7 +27,6 @@ if TYPE_CHECKING:
     from dsec.edge.service import EdgeConfig
 
 STOP_TIMEOUT_S = 30.0
-_LETTERS = "abcdefghjkmnpqrstvwxyz"
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +88,7 @@ def _backends(
     from dsec.edge.backends.container import ContainerBackend, ContainerConfig
 
     here = ContainerConfig(node=config.node, state=config.state, aether=aether_binary(settings))
-    return [ContainerBackend(here, images, clock)]
+    return [ContainerBackend(here, images.environments, clock)]
 
 
 @asynccontextmanager
@@ -102,27 +99,13 @@ async def _images(settings: Settings, clock: Clock) -> AsyncIterator[Images]:
         yield SimImages(clock)
         return
     from dsec.images.service import ImageService
+    from dsec.main.environment_parts import open_shared
 
-    async with ImageService(settings.state / "images", settings.run, clock=clock) as images:
+    async with (
+        open_shared(settings) as shared,
+        ImageService(settings.state / "images", settings.run, clock=clock, shared=shared) as images,
+    ):
         yield images
-
-
-def node_name(state: Path) -> NodeId:
-    """This node's name: drawn once, kept in the state directory, part of every sandbox's id.
-
-    Raises:
-        InvalidRequest: the file holds something else.
-    """
-    file = state / "node"
-    try:
-        return node_id(file.read_text().strip())
-    except FileNotFoundError:
-        name = node_id("".join(secrets.choice(_LETTERS) for _ in range(4)))
-        # Whole or not at all: half a name would keep every later server from starting.
-        part = file.with_name("node.part")
-        part.write_text(f"{name}\n")
-        part.replace(file)
-        return name
 
 
 def aether_binary(settings: Settings) -> Path:

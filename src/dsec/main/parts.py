@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 from dsec.base.clock import Clock, SystemClock
 from dsec.base.errors import DsecError, InvalidRequest
+from dsec.base.ids import NodeId, node_id
 from dsec.control.claims import Claims
 from dsec.iam.directory import Directory
 from dsec.main.settings import Settings
 
 CLOCK: Clock = SystemClock()
+_LETTERS = "abcdefghjkmnpqrstvwxyz"
 
 
 def version() -> str:
@@ -70,3 +73,21 @@ def read_secret(path: str) -> str:
         return file.read_text().strip()
     except OSError as exc:
         raise InvalidRequest(f"cannot read {path}: {exc.strerror}") from exc
+
+
+def node_name(state: Path) -> NodeId:
+    """This node's name: drawn once, kept in the state directory, part of every sandbox's id.
+
+    Raises:
+        InvalidRequest: the file holds something else.
+    """
+    file = state / "node"
+    try:
+        return node_id(file.read_text().strip())
+    except FileNotFoundError:
+        name = node_id("".join(secrets.choice(_LETTERS) for _ in range(4)))
+        # Whole or not at all: half a name would keep every later server from starting.
+        part = file.with_name("node.part")
+        part.write_text(f"{name}\n")
+        part.replace(file)
+        return name

@@ -49,6 +49,20 @@ class Settings:
     edge_listen: str = ""
     """Of `dsec edge` only: path of a Unix socket, or host:port."""
     edge_token_file: str = ""
+    store: str = ""
+    """Where environments are shared: a directory, `s3://bucket/prefix`, `oci://registry/path`;
+    empty = each node keeps its own."""
+    store_direct: bool = False
+    """The store is a file system mounted on every node: data is mounted from there, and published
+    uncompressed for that; nothing is cached or verified on the node."""
+    store_timeout_s: float = 10.0
+    """For one request to the store; it is tried three times."""
+    cache_mb: int = 0
+    """What data loaded on demand may take of the disk; 0 = a fifth of the file system."""
+    front: Literal["fuse", "fanotify"] = "fuse"
+    """How the kernel asks for data that is not here yet."""
+    record_traces: bool = True
+    """Write down what the first sandbox of an environment reads, and fetch it ahead for others."""
 
     @property
     def state(self) -> Path:
@@ -88,6 +102,7 @@ def settle(
         run_dir=_absolute(settings.run_dir or str(run)),
         aether=_absolute(settings.aether or env.get("DSEC_AETHER", "")),
         edge_token_file=_absolute(settings.edge_token_file),
+        store=settings.store if "://" in settings.store else _absolute(settings.store),
         edges=[_absolute_edge(address) for address in settings.edges],
     )
 

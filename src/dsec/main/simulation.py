@@ -8,12 +8,27 @@ from pathlib import Path
 from typing_extensions import override
 
 from dsec.base.clock import Clock
-from dsec.base.errors import NotFound
+from dsec.base.errors import NotFound, Unsupported
 from dsec.edge.sim import SimBackend
 from dsec.images.names import ImageName, image_name, name_of_reference
-from dsec.images.records import ImageConfig, ImageRecord, digest_of, view
-from dsec.wire.edge_v1 import ImageEvent
-from dsec.wire.public_v1 import BuildImage, ImageProgress, ImageReady, ImageView, PullImage
+from dsec.images.records import Environment, ImageConfig, ImageRecord, digest_of, view
+from dsec.wire.edge_v1 import ImageEvent, LayerEvent
+from dsec.wire.public_v1 import (
+    BuildImage,
+    CollectReport,
+    EnvironmentRef,
+    ImageProgress,
+    ImageReady,
+    ImageView,
+    LayerKind,
+    LayerView,
+    LintReport,
+    LintRequest,
+    PullImage,
+    StoreView,
+    TraceView,
+)
+from dsec.wire.sandbox import Fault
 
 __all__ = ["SimBackend", "SimImages", "StandIn"]
 
@@ -56,9 +71,23 @@ class SimImages:
         except KeyError:
             raise NotFound(f"no image {name!r}; pull it first", kind="image") from None
 
-    async def mount(self, record: ImageRecord, sandbox: str) -> list[Path]:
+    @property
+    def environments(self) -> SimImages:
+        """What sandboxes stand on: names."""
+        return self
+
+    async def compose(self, wanted: EnvironmentRef) -> Environment:
+        """Resolve the image; workspaces and toolkits are taken at their word. Raises NotFound."""
+        image = await self.resolve(wanted.image)
+        return Environment(
+            image=view(image), workspace=wanted.workspace or "", toolkits=list(wanted.toolkits)
+        )
+
+    async def mount(
+        self, environment: Environment, sandbox: str, *, trace: str = "", record: bool = False
+    ) -> list[Path]:
         """Nothing to mount."""
-        del record, sandbox
+        del environment, sandbox, trace, record
         return []
 
     async def release(self, sandbox: str) -> None:
@@ -66,6 +95,11 @@ class SimImages:
 
     def rebuild_pins(self, pins: Iterable[tuple[str, Iterable[str]]]) -> None:
         """No layers, no pins."""
+
+    def faults(self, environment: Environment, sandbox: str) -> list[Fault]:
+        """Nothing to fail."""
+        del environment, sandbox
+        return []
 
     async def remove(self, name: str) -> None:
         """Forget one. Raises NotFound."""
@@ -91,6 +125,50 @@ class SimImages:
             size += len(chunk)
         yield self._add(image_name(name), "simulated archive", size)
 
-    async def list(self) -> list[ImageView]:
+    async def list_images(self) -> list[ImageView]:
         """All images, by name."""
         return [view(self._records[name]) for name in sorted(self._records)]
+
+    def push(self, name: str) -> AsyncIterator[ImageEvent]:
+        """Refused: there is nothing to share."""
+        raise _unsimulated(f"pushing {name}")
+
+    async def list_layers(self, kind: LayerKind | None) -> list[LayerView]:
+        """None."""
+        del kind
+        return []
+
+    async def layer(self, kind: LayerKind, name: str) -> LayerView:
+        """None. Raises NotFound."""
+        raise NotFound(f"no {kind} {name!r}", kind=kind)
+
+    async def remove_layer(self, kind: LayerKind, name: str) -> None:
+        """None. Raises NotFound."""
+        raise NotFound(f"no {kind} {name!r}", kind=kind)
+
+    def publish_layer(
+        self, kind: LayerKind, name: str, description: str, archive: AsyncIterator[bytes]
+    ) -> AsyncIterator[LayerEvent]:
+        """Refused: there are no layers."""
+        del description, archive
+        raise _unsimulated(f"publishing {kind} {name}")
+
+    async def lint(self, request: LintRequest) -> LintReport:
+        """Refused: there are no files."""
+        raise _unsimulated(f"linting {request.image}")
+
+    async def trace(self, environment: EnvironmentRef, trace: str) -> TraceView:
+        """None. Raises NotFound."""
+        raise NotFound(f"no trace {trace!r} of {environment.image}", kind="trace")
+
+    async def store(self) -> StoreView:
+        """No store."""
+        return StoreView(node="")
+
+    async def collect_store(self, *, dry_run: bool) -> CollectReport:
+        """Refused: there is no store."""
+        raise _unsimulated(f"collecting a store (dry run: {dry_run})")
+
+
+def _unsimulated(what: str) -> Unsupported:
+    return Unsupported(f"{what} is not simulated; start the server with --backend container")

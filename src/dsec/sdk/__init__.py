@@ -7,10 +7,14 @@ and retries are in `_async/call.py`, the seam in `_async/transport.py`, networks
 
 from dsec.sdk._async.client import Batch, DSecClient
 from dsec.sdk._async.command import Command, CommandEvents
+from dsec.sdk._async.environments import Environments
 from dsec.sdk._async.files import Files, FileStream, ResponseStream, Watch
 from dsec.sdk._async.images import ImageEvents, Images
+from dsec.sdk._async.layers import LayerEvents, Layers
+from dsec.sdk._async.progress import ProgressStream
 from dsec.sdk._async.sandbox import Sandbox
 from dsec.sdk._async.session import Session
+from dsec.sdk._async.store import SharedStore
 from dsec.sdk._async.transport import PortStream, Response, Transport
 from dsec.sdk._http import ConnectionFailed, Request
 from dsec.sdk._tar import Unpacked
@@ -24,6 +28,7 @@ from dsec.sdk.models import (
     TextDecoder,
     WatchEvent,
 )
+from dsec.sdk.sources import GitTree, SandboxTree
 
 __all__ = [
     "VERSION",
@@ -34,19 +39,26 @@ __all__ = [
     "ConnectionFailed",
     "DSecClient",
     "DSecContainerRunArgs",
+    "Environments",
     "ExecResult",
     "FileInfo",
     "FileStream",
     "Files",
+    "GitTree",
     "ImageEvents",
     "Images",
+    "LayerEvents",
+    "Layers",
     "PortStream",
     "Progress",
+    "ProgressStream",
     "Request",
     "Response",
     "ResponseStream",
     "Sandbox",
+    "SandboxTree",
     "Session",
+    "SharedStore",
     "TextDecoder",
     "Transport",
     "Unpacked",

@@ -72,6 +72,11 @@ async def iterate_blocking(iterator: Iterator[bytes]) -> AsyncIterator[bytes]:
         yield data
 
 
+def pulling(source: Source) -> Callable[[], bytes]:
+    """A function that pulls the next chunk, for what `iterate_blocking` runs in a thread."""
+    return lambda: anyio.from_thread.run(source.receive)
+
+
 class Pipe(Protocol):
     """A bidirectional stream with half close."""
 

@@ -60,6 +60,11 @@ def iterate_blocking(iterator: Iterator[bytes]) -> Iterator[bytes]:
     return iterator
 
 
+def pulling(source: Source) -> Callable[[], bytes]:
+    """A function that pulls the next chunk."""
+    return source.receive
+
+
 class Pipe(Protocol):
     """A bidirectional stream with half close."""
 

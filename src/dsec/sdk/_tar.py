@@ -53,20 +53,21 @@ def check_source(root: Path) -> None:
 def pack(root: Path, progress: OnProgress | None = None) -> Iterator[bytes]:
     """A directory's contents as a tar stream, names relative to it."""
     done = 0
-    for path, name in _walk(root):
+    for path, name in walk(root):
         info = _describe(path, name)
         if info is None:
             continue
         yield info.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape")
         if info.isreg():
-            yield from _content(path, info.size)
+            yield from content(path, info.size)
             done += info.size
         if progress:
             progress(Progress(name, done))
     yield bytes(2 * BLOCK)
 
 
-def _walk(root: Path) -> Iterator[tuple[Path, str]]:
+def walk(root: Path) -> Iterator[tuple[Path, str]]:
+    """All below a directory with names relative to it; directories before what is in them."""
     pending = [(root, "")]
     while pending:
         directory, prefix = pending.pop()
@@ -96,7 +97,12 @@ def _describe(path: Path, name: str) -> tarfile.TarInfo | None:
     return info
 
 
-def _content(path: Path, size: int) -> Iterator[bytes]:
+def content(path: Path, size: int) -> Iterator[bytes]:
+    """The first `size` bytes of a file, filled up to whole blocks.
+
+    Raises:
+        InvalidRequest: it has no longer so many.
+    """
     left = size
     with path.open("rb") as file:
         while left and (data := file.read(min(left, CHUNK_BYTES))):
@@ -108,7 +114,7 @@ def _content(path: Path, size: int) -> Iterator[bytes]:
         yield bytes(BLOCK - size % BLOCK)
 
 
-class _Reader(io.RawIOBase):
+class StreamReader(io.RawIOBase):
     """A stream of chunks as the file object tarfile reads from."""
 
     def __init__(self, pull: Pull) -> None:
@@ -148,7 +154,7 @@ def unpack(pull: Pull, target: Path, progress: OnProgress | None = None) -> Unpa
     unpacker = _Unpacker(root, result)
     try:
         with tarfile.open(
-            fileobj=_Reader(pull),
+            fileobj=StreamReader(pull),
             mode="r|",
             encoding="utf-8",
             errors="surrogateescape",

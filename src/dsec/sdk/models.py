@@ -6,7 +6,7 @@ import codecs
 import math
 import os
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 
@@ -29,9 +29,12 @@ class DSecContainerRunArgs:
 
     Attributes:
         container_image: name of an image the platform has.
+        workspace: a published workspace laid over the image, `name[:version]`.
+        toolkits: published toolkits laid over that, the last on top.
         memory_limit_mb: memory in MiB.
         cpu_cores_limit: CPU time, in cores.
         pids_limit: processes and threads at once.
+        disk_limit_mb: what it may write to its files, in MiB; None: as much as the node has.
         ttl_running_stop: idle seconds (no command, no I/O) after which it is stopped; None: never.
         max_lifetime_s: age at which it is stopped whatever it does; None: never.
         network_rules: service or address -> allowed. What is not allowed is denied.
@@ -41,6 +44,8 @@ class DSecContainerRunArgs:
         hostname: its host name; None: made from its id.
         labels: yours, to find it again.
         backend: how it is isolated.
+        trace: name of the boot trace to load its data by, e.g. the task's; None: the environment's.
+        record_trace: record what it reads, also if there is such a trace.
     """
 
     container_image: str
@@ -56,6 +61,11 @@ class DSecContainerRunArgs:
     hostname: str | None = None
     labels: Mapping[str, str] = field(default_factory=dict)
     backend: Backend = "container"
+    workspace: str | None = None
+    toolkits: Sequence[str] = ()
+    disk_limit_mb: int | None = None
+    trace: str | None = None
+    record_trace: bool = False
 
 
 def seconds(value: float | None, name: str) -> float | None:
@@ -75,15 +85,31 @@ def seconds(value: float | None, name: str) -> float | None:
     return number
 
 
+def toolkit_names(toolkits: Sequence[str]) -> list[str]:
+    """Toolkits as they go over the wire.
+
+    Raises:
+        InvalidRequest: it is one name, whose letters would be taken for names.
+    """
+    if isinstance(toolkits, str):
+        raise InvalidRequest(f"toolkits must be a list of names, such as [{toolkits!r}]")
+    return [*toolkits]
+
+
 def sandbox_spec(args: DSecContainerRunArgs) -> SandboxSpec:
     """The arguments as they go over the wire."""
     return SandboxSpec(
         image=args.container_image,
+        workspace=args.workspace,
+        toolkits=toolkit_names(args.toolkits),
+        trace=args.trace,
+        record_trace=args.record_trace,
         backend=args.backend,
         limits=Limits(
             memory_mb=args.memory_limit_mb,
             cpu_cores=float(args.cpu_cores_limit),
             pids=args.pids_limit,
+            disk_mb=args.disk_limit_mb,
         ),
         ttl_running_stop=seconds(args.ttl_running_stop, "ttl_running_stop"),
         max_lifetime_s=seconds(args.max_lifetime_s, "max_lifetime_s"),

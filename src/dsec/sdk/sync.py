@@ -2,12 +2,17 @@
 
 from dsec.sdk._sync.client import Batch, DSecClient
 from dsec.sdk._sync.command import Command, CommandEvents
+from dsec.sdk._sync.environments import Environments
 from dsec.sdk._sync.files import Files, FileStream, ResponseStream, Watch
 from dsec.sdk._sync.images import ImageEvents, Images
+from dsec.sdk._sync.layers import LayerEvents, Layers
+from dsec.sdk._sync.progress import ProgressStream
 from dsec.sdk._sync.sandbox import Sandbox
 from dsec.sdk._sync.session import Session
+from dsec.sdk._sync.store import SharedStore
 from dsec.sdk._sync.transport import PortStream, Response, Transport
 from dsec.sdk.models import CommandFailed, DSecContainerRunArgs, ExecResult, FileInfo
+from dsec.sdk.sources import GitTree, SandboxTree
 
 __all__ = [
     "Batch",
@@ -16,17 +21,24 @@ __all__ = [
     "CommandFailed",
     "DSecClient",
     "DSecContainerRunArgs",
+    "Environments",
     "ExecResult",
     "FileInfo",
     "FileStream",
     "Files",
+    "GitTree",
     "ImageEvents",
     "Images",
+    "LayerEvents",
+    "Layers",
     "PortStream",
+    "ProgressStream",
     "Response",
     "ResponseStream",
     "Sandbox",
+    "SandboxTree",
     "Session",
+    "SharedStore",
     "Transport",
     "Watch",
 ]

@@ -13,11 +13,20 @@ from msgspec import Struct, field
 
 from dsec.wire.public_v1 import (
     BuildImage,
+    CollectReport,
+    EnvironmentRef,
     ImageProgress,
     ImageReady,
     ImageView,
+    LayerKind,
+    LayerReady,
+    LayerView,
+    LintReport,
+    LintRequest,
     NodeView,
     PullImage,
+    StoreView,
+    TraceView,
 )
 from dsec.wire.sandbox import SandboxSpec, SandboxView
 
@@ -39,6 +48,7 @@ class ListFilter(Struct, kw_only=True, omit_defaults=True):
 
 
 ImageEvent = ImageProgress | ImageReady
+LayerEvent = ImageProgress | LayerReady
 
 
 class EdgeApi(Protocol):
@@ -87,4 +97,48 @@ class EdgeApi(Protocol):
 
     def import_image(self, name: str, archive: AsyncIterator[bytes]) -> AsyncIterator[ImageEvent]:
         """Import an archive (OCI or Docker image, or a root file system) as it streams in."""
+        ...
+
+    # environments
+
+    async def layers(self, kind: LayerKind | None = None) -> list[LayerView]:
+        """Workspaces and toolkits that can be had here, the store's included."""
+        ...
+
+    async def layer(self, kind: LayerKind, name: str) -> LayerView:
+        """One of them; without a version, the newest published. Raises NotFound."""
+        ...
+
+    async def remove_layer(self, kind: LayerKind, name: str) -> None:
+        """Forget a version. Raises NotFound, Conflict while a sandbox uses it."""
+        ...
+
+    def publish_layer(
+        self, kind: LayerKind, name: str, description: str, archive: AsyncIterator[bytes]
+    ) -> AsyncIterator[LayerEvent]:
+        """Publish a version from a tar as it streams in; the same content again is harmless.
+
+        Raises:
+            Conflict: the version exists with another content.
+        """
+        ...
+
+    def push_image(self, name: str) -> AsyncIterator[ImageEvent]:
+        """Put an image into the shared store. Raises NotFound, Unsupported without a store."""
+        ...
+
+    async def lint(self, request: LintRequest) -> LintReport:
+        """Look an environment over. Raises NotFound."""
+        ...
+
+    async def trace(self, environment: EnvironmentRef, trace: str) -> TraceView:
+        """What a run read of an environment, as recorded. Raises NotFound."""
+        ...
+
+    async def store(self) -> StoreView:
+        """The shared store and this node's part of it."""
+        ...
+
+    async def collect_store(self, *, dry_run: bool) -> CollectReport:
+        """Remove from the store what nothing refers to. Raises Unsupported without a store."""
         ...

@@ -125,6 +125,164 @@ class ImageReady(Struct, tag_field="type", tag="ready", kw_only=True):
     image: ImageView
 
 
+LayerKind = Literal["workspace", "toolkit"]
+LayerName = Annotated[str, Meta(min_length=1, max_length=256)]
+
+
+class LayerView(Struct, kw_only=True, omit_defaults=True):
+    """A version of a workspace or toolkit: an immutable layer put over an image at creation."""
+
+    kind: LayerKind
+    name: str
+    """`name:version`."""
+    digest: str
+    size_bytes: int = 0
+    """Of its files."""
+    entries: int = 0
+    created_at: float = 0.0
+    source: str = ""
+    description: str = ""
+    used_by: int = 0
+    """Sandboxes on this node that stand on it now."""
+
+
+class LayerReady(Struct, tag_field="type", tag="ready", kw_only=True):
+    """Last line of a publication that worked."""
+
+    layer: LayerView
+
+
+class EnvironmentRef(Struct, kw_only=True, forbid_unknown_fields=True):
+    """What a sandbox is composed of, bottom first: image, workspace, toolkits."""
+
+    image: Annotated[str, Meta(min_length=1, max_length=512)]
+    workspace: LayerName | None = None
+    toolkits: Annotated[list[LayerName], Meta(max_length=32)] = field(default_factory=list)
+
+
+Severity = Literal["error", "warning", "advice"]
+
+
+class LintRule(Struct, kw_only=True, forbid_unknown_fields=True):
+    """A rule of the caller's own: files that match it are findings."""
+
+    id: Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9-]{0,63}$")]
+    severity: Severity = "warning"
+    message: Annotated[str, Meta(min_length=1, max_length=500)]
+    path: str = "**"
+    """Glob over absolute paths; `**` crosses directories."""
+    content: str | None = None
+    """Regular expression searched for in the first MiB of regular files."""
+    advice: str = ""
+
+
+class LintRequest(EnvironmentRef, kw_only=True, forbid_unknown_fields=True):
+    """Look an environment over for what spoils an evaluation."""
+
+    answers: list[str] = field(default_factory=list)
+    """Texts that must not be found: lines of the reference solution, names of hidden tests."""
+    rules: Annotated[list[LintRule], Meta(max_length=200)] = field(default_factory=list)
+    disabled: list[str] = field(default_factory=list)
+    """Rule ids that are not applied."""
+
+
+class LintFinding(Struct, kw_only=True, omit_defaults=True):
+    """One thing found."""
+
+    rule: str
+    severity: Severity
+    message: str
+    path: str = ""
+    layer: str = ""
+    """Which part has it: image, or `workspace NAME`, `toolkit NAME`."""
+    advice: str = ""
+
+
+class LintReport(Struct, kw_only=True):
+    """Everything found, worst first."""
+
+    environment: EnvironmentRef
+    findings: list[LintFinding]
+    entries: int = 0
+    size_bytes: int = 0
+    layers: int = 0
+    rules: list[str] = field(default_factory=list)
+    """Ids of the rules applied."""
+    truncated: bool = False
+    """There were more findings than are shown."""
+
+
+class TraceRead(Struct, frozen=True, array_like=True):
+    """Some bytes read for the first time."""
+
+    at_ms: int
+    part: int
+    """Index into `TraceView.parts`."""
+    offset: int
+    length: int
+
+
+class TracePart(Struct, kw_only=True):
+    """A data device of the environment."""
+
+    layer: str
+    """Which part it belongs to: image, or `workspace NAME`, `toolkit NAME`."""
+    digest: str
+    size_bytes: int
+    read_bytes: int = 0
+
+
+class TraceFile(Struct, kw_only=True):
+    """A file a run read from."""
+
+    path: str
+    layer: str
+    size_bytes: int
+    read_bytes: int
+
+
+class TraceView(Struct, kw_only=True):
+    """What a run read of an environment: bytes over time, by part and by file."""
+
+    environment: EnvironmentRef
+    trace: str
+    """Its name: the task's, or "" for the environment's own."""
+    recorded_at: float
+    parts: list[TracePart]
+    reads: list[TraceRead]
+    files: list[TraceFile] = field(default_factory=list)
+    """The most read first."""
+    total_bytes: int = 0
+    read_bytes: int = 0
+
+
+class StoreView(Struct, kw_only=True, omit_defaults=True):
+    """The shared store and this node's part of it."""
+
+    node: str
+    url: str = ""
+    """Empty = environments lie on the node alone."""
+    reachable: bool = True
+    detail: str = ""
+    front: str = ""
+    """How data is loaded on demand: fuse, fanotify, or "" for direct."""
+    cache_used_bytes: int = 0
+    cache_budget_bytes: int = 0
+    fetched_bytes: int = 0
+    requests: int = 0
+    evicted_bytes: int = 0
+
+
+class CollectReport(Struct, kw_only=True):
+    """What a garbage collection removed from the store, or would."""
+
+    dry_run: bool
+    blobs: int
+    bytes: int
+    kept_blobs: int
+    detail: str = ""
+
+
 class Version(Struct, kw_only=True):
     """Versions of the server and its API."""
 

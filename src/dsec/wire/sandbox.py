@@ -23,12 +23,25 @@ class Limits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     memory_mb: Annotated[int, Meta(ge=16, le=4 << 20)] = 2048
     cpu_cores: Annotated[float, Meta(ge=0.01, le=1024)] = 1.0
     pids: Annotated[int, Meta(ge=8, le=4 << 20)] = 1024
+    disk_mb: Annotated[int, Meta(ge=16, le=64 << 20)] | None = None
+    """What it may write to its file system; None = as much as the node has."""
 
 
 class SandboxSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a caller asks for when creating a sandbox."""
 
     image: Annotated[str, Meta(min_length=1, max_length=512)]
+    workspace: Annotated[str, Meta(min_length=1, max_length=256)] | None = None
+    """A published workspace, `name[:version]`, laid over the image."""
+    toolkits: Annotated[
+        list[Annotated[str, Meta(min_length=1, max_length=256)]], Meta(max_length=32)
+    ] = field(default_factory=list)
+    """Published toolkits, laid over the workspace in this order: the last is on top."""
+    trace: Annotated[str, Meta(max_length=128)] | None = None
+    """Boot trace to prefetch by, and to record if there is none: a task's name; None = the
+    environment's own."""
+    record_trace: bool = False
+    """Record what it reads, also if there is a trace already."""
     backend: Backend = "container"
     limits: Limits = field(default_factory=Limits)
     ttl_running_stop: Seconds | None = 1800.0
@@ -45,6 +58,15 @@ class SandboxSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     labels: dict[Label, Label] = field(default_factory=dict)
 
 
+class Fault(Struct, kw_only=True, omit_defaults=True):
+    """Something outside the sandbox that keeps it from working as it should."""
+
+    code: str
+    """`data_unavailable`: parts of its environment cannot be read from the store."""
+    message: str
+    since: float
+
+
 class SandboxView(Struct, kw_only=True, omit_defaults=True):
     """What anyone allowed to may know of a sandbox."""
 
@@ -53,6 +75,9 @@ class SandboxView(Struct, kw_only=True, omit_defaults=True):
     backend: Backend
     image: str
     image_digest: str = ""
+    workspace: str = ""
+    toolkits: list[str] = field(default_factory=list)
+    """As resolved: `name:version`."""
     state: SandboxState
     created_at: float
     limits: Limits
@@ -66,6 +91,8 @@ class SandboxView(Struct, kw_only=True, omit_defaults=True):
     project: str = ""
     warnings: list[str] = field(default_factory=list)
     """What was asked for and is not to be had here, in words; never silently dropped."""
+    faults: list[Fault] = field(default_factory=list)
+    """What is wrong now; empty again when it is over."""
 
 
 class PtySize(Struct, frozen=True, forbid_unknown_fields=True):
@@ -273,3 +300,5 @@ class Usage(Struct, kw_only=True, omit_defaults=True):
     pids: int = 0
     oom_kills: int = 0
     disk_bytes: int = 0
+    disk_limit_bytes: int = 0
+    """0 = no limit of its own."""

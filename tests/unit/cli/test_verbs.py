@@ -50,12 +50,17 @@ def test_run_without_a_command_prints_the_id(platform: FakePlatform, dsec: Dsec)
     platform.on("POST", "/v1/sandboxes", json(sandbox(warnings=["no \x1b[31mswap"]), 201))
     done = dsec(
         "run", "-m", "4G", "--cpus", "2", "-e", "A=b=c", "-l", "job=7", "--ttl", "5m",
-        "--lifetime", "none", "--allow", "pypi", "--deny", "npm", "debian",
+        "--lifetime", "none", "--allow", "pypi", "--deny", "npm", "--disk-mb", "512",
+        "--workspace", "w:1", "--toolkit", "a", "--toolkit", "b:2", "--trace", "task",
+        "--record-trace", "debian",
     )  # fmt: skip
     assert (done.exit_code, done.stdout) == (0, f"{SANDBOX}\n")
     assert done.stderr == "warning: no \\x1b[31mswap\n"
     sent = platform.calls("POST", "/v1/sandboxes")[0].json()
-    assert sent["limits"] == {"memory_mb": 4096, "cpu_cores": 2.0, "pids": 1024}
+    limits = {"memory_mb": 4096, "cpu_cores": 2.0, "pids": 1024, "disk_mb": 512}
+    assert sent["limits"] == limits
+    assert (sent["workspace"], sent["toolkits"]) == ("w:1", ["a", "b:2"])
+    assert (sent["trace"], sent["record_trace"]) == ("task", True)
     assert sent["env"] == {"A": "b=c"}
     assert sent["labels"] == {"job": "7"}
     assert (sent["ttl_running_stop"], sent["max_lifetime_s"]) == (300, None)

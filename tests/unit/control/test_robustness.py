@@ -15,7 +15,7 @@ from dsec.base.errors import Unavailable
 from dsec.control import edges as edges_module
 from dsec.control import sandboxes as sandboxes_module
 from dsec.control.edges import Edge, Edges
-from dsec.control.images import Images
+from dsec.control.everywhere import one_after_another, present
 from dsec.control.ownership import Ownership
 from dsec.control.remote import EdgeLink, HttpEdge
 from dsec.control.sandboxes import Sandboxes
@@ -116,7 +116,7 @@ async def test_an_import_left_early_ends_at_once() -> None:
     slow = Slow()
     edges = Edges([Edge(slow, slow.app)], SystemClock())
     await edges.refresh()
-    events = Images(edges)._everywhere(lambda edge: edge.api.pull_image(PullImage(reference="x")))
+    events = one_after_another(present(edges), lambda api: api.pull_image(PullImage(reference="x")))
     assert isinstance(events, AsyncGenerator)
     await anext(events)
     await events.aclose()

@@ -8,7 +8,9 @@ from pathlib import Path
 
 import anyio
 import httpx
+from typing_extensions import override
 
+from dsec.base.clock import SystemClock
 from dsec.base.errors import NotFound
 from dsec.base.ids import NodeId, mint_sandbox_id
 from dsec.edge.admission import AdmissionLimits
@@ -16,9 +18,10 @@ from dsec.edge.backends.interface import Backend
 from dsec.edge.server import make_edge_app
 from dsec.edge.service import EdgeConfig, EdgeService
 from dsec.edge.sim import Faults, SimBackend, SimHost
-from dsec.images.records import ImageRecord, view
+from dsec.images.records import Environment, EnvironmentPart, ImageRecord, view
+from dsec.main.simulation import SimImages
 from dsec.wire.edge_v1 import CreateOnEdge, ImageEvent
-from dsec.wire.public_v1 import BuildImage, ImageReady, ImageView, PullImage
+from dsec.wire.public_v1 import BuildImage, EnvironmentRef, ImageReady, ImageView, PullImage
 from dsec.wire.sandbox import SandboxSpec
 
 NODE = "n0de"
@@ -34,41 +37,62 @@ class AnyClock:
         return anyio.current_time()
 
 
-class FakeImages:
+class FakeImages(SimImages):
+    """Images that are names, with one layer each, and who pins them."""
+
     def __init__(self) -> None:
+        super().__init__(SystemClock())
         self.records = {"debian": image("debian")}
         self.pins: dict[str, list[str]] = {}
 
+    @override
     async def resolve(self, name: str) -> ImageRecord:
         if name not in self.records:
             raise NotFound(f"no image {name}", kind="image")
         return self.records[name]
 
-    async def mount(self, record: ImageRecord, sandbox: str) -> list[Path]:
-        self.pins[sandbox] = record.layers
+    @override
+    async def compose(self, wanted: EnvironmentRef) -> Environment:
+        record = await self.resolve(wanted.image)
+        part = EnvironmentPart(label="image", layers=record.layers)
+        return Environment(image=view(record), parts=[part])
+
+    @override
+    async def mount(
+        self, environment: Environment, sandbox: str, *, trace: str = "", record: bool = False
+    ) -> list[Path]:
+        self.pins[sandbox] = environment.layers
         return [Path("/nowhere")]
 
+    @override
     async def release(self, sandbox: str) -> None:
         self.pins.pop(sandbox, None)
 
+    @override
     def rebuild_pins(self, pins: Iterable[tuple[str, Iterable[str]]]) -> None:
         self.pins |= {sandbox: list(layers) for sandbox, layers in pins}
 
-    async def list(self) -> list[ImageView]:
+    @override
+    async def list_images(self) -> list[ImageView]:
         return [view(record) for record in self.records.values()]
 
+    @override
     async def remove(self, name: str) -> None:
+        await self.resolve(name)
         del self.records[name]
 
+    @override
     async def pull(self, request: PullImage) -> AsyncIterator[ImageEvent]:
         self.records[request.reference] = image(request.reference)
         yield ImageReady(image=view(self.records[request.reference]))
 
+    @override
     async def build(self, request: BuildImage) -> AsyncIterator[ImageEvent]:
         name = request.name or request.distribution
         self.records[name] = image(name)
         yield ImageReady(image=view(self.records[name]))
 
+    @override
     async def import_archive(
         self, name: str, archive: AsyncIterator[bytes]
     ) -> AsyncIterator[ImageEvent]:

@@ -9,6 +9,7 @@ import pytest
 from dsec.base.states import SandboxState, StopReason
 from dsec.edge.lifecycle.journal import Journal
 from dsec.edge.record import SandboxRecord
+from dsec.images.records import Environment
 from dsec.images.records import view as image_view
 from dsec.wire.sandbox import Limits, SandboxSpec, SandboxView
 from tests.unit.edge.node import image
@@ -28,7 +29,7 @@ def record(journal: Journal, sandbox: str = ID) -> SandboxRecord:
         id=sandbox,
         project="p",
         spec=SandboxSpec(image="debian", labels={"a": "b"}),
-        image=image_view(image("debian")),
+        environment=Environment(image=image_view(image("debian"))),
         created_at=5.0,
         uid_base=1 << 20,
         directory=str(journal.directory(sandbox)),

@@ -6,6 +6,7 @@ import msgspec
 
 from dsec.edge.backends.launch_spec import PATH, CommandLimits, launch_spec
 from dsec.edge.record import SandboxRecord
+from dsec.images.records import Environment
 from dsec.images.records import view as image_view
 from dsec.linux.cgroup.interface import Layout
 from dsec.wire.launch import LaunchSpec
@@ -21,7 +22,7 @@ def made(spec: SandboxSpec, **of_image: object) -> LaunchSpec:
         id="sbxn0010000000000000000",
         project="p",
         spec=spec,
-        image=shown,
+        environment=Environment(image=shown),
         created_at=0.0,
         uid_base=1 << 20,
         directory="/state/sandboxes/s",
@@ -68,3 +69,11 @@ def test_what_tells_of_the_host_is_hidden() -> None:
 def test_layers_keep_their_order() -> None:
     assert made(SandboxSpec(image="debian")).layers == ["/l/2", "/l/1"]
     assert replace(CommandLimits(), max_running=1).max_running == 1
+
+
+def test_with_a_limit_it_writes_to_a_disk_of_its_own() -> None:
+    plain = made(SandboxSpec(image="debian"))
+    assert plain.upper == "/state/sandboxes/s/upper"
+    limited = made(SandboxSpec(image="debian", limits=Limits(disk_mb=64)))
+    assert limited.upper == "/state/sandboxes/s/disk/upper"
+    assert limited.work == "/state/sandboxes/s/disk/work"

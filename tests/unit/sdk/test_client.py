@@ -47,7 +47,12 @@ async def test_the_listing_of_the_paper(platform: FakePlatform) -> None:
         await client.close()
     assert (answer.stdout, answer.exit_code, answer.ok) == ("hello world\n", 0, True)
     sent = platform.calls("POST", "/v1/sandboxes")[0].json()
-    assert sent["limits"] == {"memory_mb": 4096, "cpu_cores": 4.0, "pids": 1024}
+    assert sent["limits"] == {
+        "memory_mb": 4096,
+        "cpu_cores": 4.0,
+        "pids": 1024,
+        "disk_mb": None,
+    }
     assert sent["network_rules"] == {"npm": False, "pypi": True}
     assert sent["ttl_running_stop"] == 300
     assert sent["init_user"] == "root"

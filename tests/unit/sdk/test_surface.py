@@ -16,24 +16,31 @@ from dsec.sdk import sync
 ROOT = Path(__file__).resolve().parents[3]
 NAMES = [
     "CapacityUnavailable",
+    "CollectReport",
     "Command",
     "CommandFailed",
     "CommandView",
     "Conflict",
     "DSecClient",
     "DSecContainerRunArgs",
+    "DataUnavailable",
     "DeadlineExceeded",
     "DsecError",
     "ExecResult",
     "Exited",
     "FileInfo",
     "Gap",
+    "GitTree",
     "ImageProgress",
     "ImageReady",
     "ImageView",
     "InternalError",
     "InvalidRequest",
+    "LayerReady",
+    "LayerView",
     "LimitError",
+    "LintReport",
+    "LintRule",
     "NodeView",
     "NotFound",
     "Output",
@@ -47,28 +54,34 @@ NAMES = [
     "Sandbox",
     "SandboxError",
     "SandboxGone",
+    "SandboxTree",
     "SandboxView",
     "Session",
     "StartFailed",
     "Started",
     "StorageFull",
+    "StoreView",
     "TextDecoder",
+    "TraceView",
     "Unauthenticated",
     "Unavailable",
     "Unsupported",
     "Usage",
 ]
 METHODS = {
-    "DSecClient": "api_url close get images list nodes open run_container run_containers version",
+    "DSecClient": "api_url close environments get images layers list nodes open run_container run_containers store version",
     "Sandbox": "command commands connect_port exec files forward id open_session processes refresh"
     " run_shell sessions start stop usage view warnings",
     "Command": "close_stdin events id kill refresh resize signal view wait write write_from",
     "Session": "close id run view",
     "Files": "exists get_tar list mkdir move put_tar read read_text remove stat stream upload_tree"
     " download_tree watch write",
-    "Images": "build import_archive list pull remove",
+    "Images": "build import_archive list pull push remove",
+    "Layers": "get list next_version publish remove",
+    "Environments": "lint trace",
+    "SharedStore": "collect show",
 }
-INSTANCE = {"images", "files", "view"}
+INSTANCE = {"environments", "files", "images", "layers", "store", "view"}
 
 
 def test_names() -> None:

@@ -14,6 +14,7 @@ from anyio.abc import ByteStream
 from dsec.edge.record import SandboxRecord
 from dsec.edge.sim import Faults, SimBackend, SimHost
 from dsec.edge.sim.pipes import Mailbox
+from dsec.images.records import Environment
 from dsec.wire.frames import Decoder, Frame, Kind, encode
 from dsec.wire.public_v1 import ImageView
 from dsec.wire.sandbox import Limits, SandboxSpec
@@ -134,8 +135,10 @@ def record(sandbox: str = "sbx0000a", **spec: Any) -> SandboxRecord:
         id=sandbox,
         project="test",
         spec=SandboxSpec(image="test", backend="sim", limits=Limits(pids=64), **spec),
-        image=ImageView(
-            name="test", digest="sha256:0", layers=[], env={"FROM": "image", "ONLY": "image"}
+        environment=Environment(
+            image=ImageView(
+                name="test", digest="sha256:0", layers=[], env={"FROM": "image", "ONLY": "image"}
+            )
         ),
         created_at=0.0,
         uid_base=1_000_000,

@@ -9,6 +9,7 @@ import resource
 import socket
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import anyio
@@ -17,14 +18,15 @@ from anyio.abc import ByteStream
 
 from dsec.base.clock import Clock
 from dsec.base.errors import InternalError, StartFailed, Unavailable, Unsupported
+from dsec.edge.backends.disk import Disks, DiskUse
 from dsec.edge.backends.launch_spec import UPPER, CommandLimits, launch_spec
 from dsec.edge.channel import gone
 from dsec.edge.connection import UnixConnection
-from dsec.edge.images import Images, record_of
+from dsec.edge.images import Environments
 from dsec.edge.launcher import Launchers
 from dsec.edge.record import SandboxRecord
 from dsec.kit.blocking import in_thread
-from dsec.linux import hostinfo
+from dsec.linux import hostinfo, probes
 from dsec.linux.cgroup import groups
 from dsec.linux.cgroup.detect import detect
 from dsec.linux.cgroup.interface import Layout
@@ -58,12 +60,14 @@ class ContainerConfig:
 class ContainerBackend:
     """Sandboxes as containers of this host."""
 
-    def __init__(self, config: ContainerConfig, images: Images, clock: Clock) -> None:
+    def __init__(self, config: ContainerConfig, environments: Environments, clock: Clock) -> None:
         self._config = config
-        self._images = images
+        self._environments = environments
         self._clock = clock
         self._launchers = Launchers(config.aether, config.launchers)
         self._layout = Layout(base="")
+        self._disks = Disks(config.state)
+        self._disk_limit = probes.Finding(False, "not looked for yet")
         self._nofile = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
 
     @property
@@ -87,6 +91,8 @@ class ContainerBackend:
         """Check what can be known before; see `Backend.refuse`."""
         if missing := _missing(self._layout):
             raise Unsupported(f"this node cannot hold containers: {missing}", backend=spec.backend)
+        if spec.limits.disk_mb is not None and not self._disk_limit.available:
+            raise Unsupported(f"limits.disk_mb: not on this node: {self._disk_limit.detail}")
 
     def warnings(self, spec: SandboxSpec) -> list[str]:
         """What it will not have here, in ways that err to the safe side."""
@@ -108,6 +114,9 @@ class ContainerBackend:
             OSError: the helper cannot be started, or the groups cannot be made.
         """
         self._layout = await in_thread("cgroup", self._settle_layout)
+        await in_thread("mount", self._disks.prepare)
+        probe = partial(probes.disk_limit, self._config.state)
+        self._disk_limit = await in_thread("mount", probes.tried, probe)
         async with self._launchers.running():
             yield
         await in_thread("cgroup", groups.retire, self._layout)
@@ -128,8 +137,15 @@ class ContainerBackend:
         return layout
 
     async def launch(self, record: SandboxRecord) -> None:
-        """Mount its layers and have a launcher do the rest."""
-        layers = await self._images.mount(record_of(record.image), record.id)
+        """Mount its disk and layers, and have a launcher do the rest."""
+        if (size_mb := record.spec.limits.disk_mb) is not None:
+            await in_thread("mount", self._disks.make, record.path, size_mb)
+        layers = await self._environments.mount(
+            record.environment,
+            record.id,
+            trace=record.spec.trace or "",
+            record=record.spec.record_trace,
+        )
         spec = launch_spec(
             record,
             [str(path) for path in layers],
@@ -146,7 +162,7 @@ class ContainerBackend:
     async def connect(self, record: SandboxRecord) -> ByteStream:
         """Connect to its socket."""
         # After a restart of the edge nobody knows yet that the layers are in use.
-        self._images.rebuild_pins([(record.id, record.image.layers)])
+        self._environments.rebuild_pins([(record.id, record.environment.layers)])
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         sock.setblocking(False)
         try:
@@ -178,10 +194,12 @@ class ContainerBackend:
                 return
 
     async def clean(self, record: SandboxRecord) -> None:
-        """Remove groups, socket and mounts."""
-        await self._images.release(record.id)
+        """Remove groups, socket, mounts and disk."""
+        await self._environments.release(record.id)
         try:
             await in_thread("cgroup", self._remove, record.id, Path(record.socket))
+            if record.spec.limits.disk_mb is not None:
+                await in_thread("mount", self._disks.remove, record.path)
         except OSError as exc:
             raise InternalError(f"{record.id} is not wholly removed: {exc}") from exc
 
@@ -192,8 +210,7 @@ class ContainerBackend:
     async def usage(self, record: SandboxRecord) -> Usage:
         """Read its groups, and count what it has written."""
         readings = await in_thread("cgroup", groups.usage, self._layout, record.id)
-        upper = record.path / UPPER
-        disk_bytes = await in_thread("disk", allocated_bytes, upper, COUNT_PATIENCE_S)
+        disk = await in_thread("disk", self._disk_use, record)
         return Usage(
             at=self._clock.now(),
             cpu_s=readings.cpu_s,
@@ -202,16 +219,22 @@ class ContainerBackend:
             memory_limit_bytes=readings.memory_limit_bytes,
             pids=readings.pids,
             oom_kills=readings.oom_kills,
-            disk_bytes=disk_bytes,
+            disk_bytes=disk.used_bytes,
+            disk_limit_bytes=disk.limit_bytes,
         )
+
+    def _disk_use(self, record: SandboxRecord) -> DiskUse:
+        if (size_mb := record.spec.limits.disk_mb) is not None:
+            return self._disks.use(record.path, size_mb)
+        return DiskUse(allocated_bytes(record.path / UPPER, COUNT_PATIENCE_S), 0)
 
     def oom_kills(self, record: SandboxRecord) -> int:
         """One small file of the kernel's own, some 20 microseconds: no thread is worth it."""
         return groups.oom_kills(self._layout, record.id)
 
     async def strays(self, known: frozenset[str]) -> list[str]:
-        """Remove groups of this node that belong to no sandbox."""
-        removed = []
+        """Remove groups and disks of this node that belong to no sandbox."""
+        removed, kept = [], set(known)
         for sandbox in await in_thread("cgroup", groups.sandboxes, self._layout):
             if sandbox in known:
                 continue
@@ -220,10 +243,13 @@ class ContainerBackend:
                 await in_thread("cgroup", groups.remove, self._layout, sandbox)
             except (InternalError, OSError):  # the others shall go all the same
                 logger.exception("a stray could not be removed", extra={"sandbox_id": sandbox})
+                kept.add(sandbox)
                 continue
-            await self._images.release(sandbox)
+            await self._environments.release(sandbox)
             removed.append(f"control groups of {sandbox}")
-        return removed
+        # Last: nothing runs on these any more.
+        disks = await in_thread("mount", self._disks.strays, frozenset(kept))
+        return removed + [f"disk of {sandbox}" for sandbox in disks]
 
     def epitaph(self, sandbox: str) -> str:
         """How its first process ended."""

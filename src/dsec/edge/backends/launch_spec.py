@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dsec.base.quantity import MIB
+from dsec.edge.backends.disk import DISK
 from dsec.edge.record import SandboxRecord
 from dsec.linux.cgroup.interface import Bounds, Layout
 from dsec.linux.cgroup.plan import plan
 from dsec.wire.launch import LaunchSpec
 
 UPPER = "upper"
-"""What a sandbox has written, in its own directory."""
+"""What a sandbox has written, in its own directory or on its own disk there."""
 
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
@@ -102,13 +103,14 @@ def launch_spec(
     )
     groups = plan(layout, record.id, bounds)
     nofile = min(NOFILE, nofile_max)
+    writable = record.directory if spec.limits.disk_mb is None else f"{record.directory}/{DISK}"
     return LaunchSpec(
         id=record.id,
         hostname=spec.hostname or record.id,
         uid_base=record.uid_base,
         layers=list(layers),
-        upper=f"{record.directory}/{UPPER}",
-        work=f"{record.directory}/work",
+        upper=f"{writable}/{UPPER}",
+        work=f"{writable}/work",
         socket=record.socket,
         cgroups=groups.directories,
         agent_v2=groups.agent_v2,

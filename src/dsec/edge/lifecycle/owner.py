@@ -25,9 +25,10 @@ from dsec.edge.lifecycle.journal import Journal, Mark
 from dsec.edge.lifecycle.machine import Action
 from dsec.edge.record import SandboxRecord
 from dsec.images import disk
+from dsec.images.records import Environment
 from dsec.kit.blocking import in_thread
 from dsec.kit.http import as_error
-from dsec.wire.sandbox import SandboxView, Usage
+from dsec.wire.sandbox import Fault, SandboxView, Usage
 
 logger = logging.getLogger("dsec.edge.owner")
 
@@ -54,6 +55,8 @@ class Surroundings:
     """Parent of what a sandbox's own events start."""
     on_over: Callable[[Owner], None]
     """Called once, when nothing of a sandbox is left."""
+    faults: Callable[[Environment, str], list[Fault]]
+    """What keeps a sandbox on an environment from working as it should, now."""
 
 
 class Owner:
@@ -136,6 +139,8 @@ class Owner:
             backend=record.spec.backend,
             image=record.spec.image,
             image_digest=record.image.digest,
+            workspace=record.environment.workspace,
+            toolkits=record.environment.toolkits,
             state=self.state,
             created_at=record.created_at,
             limits=record.spec.limits,
@@ -148,6 +153,7 @@ class Owner:
             labels=record.spec.labels,
             project=record.project,
             warnings=record.warnings,
+            faults=self._around.faults(record.environment, record.id) if running else [],
         )
 
     async def usage(self) -> Usage:

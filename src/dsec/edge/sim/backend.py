@@ -96,10 +96,12 @@ class SimBackend:
 
     def warnings(self, spec: SandboxSpec) -> list[str]:
         """What whoever gets such a sandbox must know."""
-        allowed = sorted(name for name, yes in spec.network_rules.items() if yes)
-        if not allowed:
-            return [WARNING]
-        return [WARNING, f"network_rules: simulated; not reachable: {', '.join(allowed)}"]
+        said = [WARNING]
+        if allowed := sorted(name for name, yes in spec.network_rules.items() if yes):
+            said.append(f"network_rules: simulated; not reachable: {', '.join(allowed)}")
+        if spec.limits.disk_mb is not None:
+            said.append("disk_mb: simulated files have no limit of their own")
+        return said
 
     def refuse(self, spec: SandboxSpec) -> None:
         """Nothing is beyond a simulation."""

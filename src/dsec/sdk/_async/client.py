@@ -14,8 +14,11 @@ from typing_extensions import override
 from dsec.base.errors import DsecError, InternalError, Unsupported
 from dsec.sdk._answers import error_of, stream_error
 from dsec.sdk._async.call import Caller, EventStream, Lines
+from dsec.sdk._async.environments import Environments
 from dsec.sdk._async.images import Images
+from dsec.sdk._async.layers import Layers
 from dsec.sdk._async.sandbox import Sandbox, segment
+from dsec.sdk._async.store import SharedStore
 from dsec.sdk._async.transport import Transport, network
 from dsec.sdk._config import find_credentials
 from dsec.sdk._http import ConnectionFailed, Request, parse_address
@@ -59,6 +62,9 @@ class DSecClient:
             self._transport, self._credentials.api_key, str(address), unreachable_s
         )
         self.images = Images(self._caller)
+        self.layers = Layers(self._caller)
+        self.environments = Environments(self._caller)
+        self.store = SharedStore(self._caller)
 
     @override
     def __repr__(self) -> str:

@@ -18,8 +18,11 @@ from dsec.sdk._config import find_credentials
 from dsec.sdk._http import ConnectionFailed, Request, parse_address
 from dsec.sdk._patience import Patience
 from dsec.sdk._sync.call import Caller, EventStream, Lines
+from dsec.sdk._sync.environments import Environments
 from dsec.sdk._sync.images import Images
+from dsec.sdk._sync.layers import Layers
 from dsec.sdk._sync.sandbox import Sandbox, segment
+from dsec.sdk._sync.store import SharedStore
 from dsec.sdk._sync.transport import Transport, network
 from dsec.sdk.models import DSecContainerRunArgs, sandbox_spec
 from dsec.wire.public_v1 import BatchItem, CreateBatch, NodeView, SandboxList, Version
@@ -60,6 +63,9 @@ class DSecClient:
             self._transport, self._credentials.api_key, str(address), unreachable_s
         )
         self.images = Images(self._caller)
+        self.layers = Layers(self._caller)
+        self.environments = Environments(self._caller)
+        self.store = SharedStore(self._caller)
 
     @override
     def __repr__(self) -> str:

@@ -8,13 +8,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
-from typing_extensions import override
 
-from dsec.base.errors import InternalError, Unavailable
+from dsec.base.errors import Unavailable
 from dsec.sdk import _blocking
-from dsec.sdk._answers import stream_error
-from dsec.sdk._http import ConnectionFailed, Request
-from dsec.sdk._sync.call import Body, Caller, EventStream, Lines
+from dsec.sdk._http import Request
+from dsec.sdk._sync.call import Body, Caller
+from dsec.sdk._sync.progress import ProgressStream
 from dsec.wire.public_v1 import ImageProgress, ImageReady, ImageView, PullImage
 from dsec.wire.sandbox import Heartbeat, StreamError
 
@@ -24,78 +23,13 @@ _EVENT: msgspec.json.Decoder[ImageProgress | ImageReady | Heartbeat | StreamErro
 )
 
 
-class ImageEvents(EventStream[ImageEvent]):
+class ImageEvents(ProgressStream[ImageReady]):
     """ImageProgress as it goes, then ImageReady. An import that breaks off is begun again."""
 
     def __init__(
         self, caller: Caller, request: Request, body: Body | None = None
     ) -> None:
-        self._caller = caller
-        self._request = request
-        self._body = body
-        self._patience = caller.patience()
-        self._lines: Lines | None = None
-        self._ended = False
-
-    @override
-    def __next__(self) -> ImageEvent:
-        """The next event.
-
-        Raises:
-            DsecError: the import failed.
-        """
-        while not self._ended:
-            try:
-                line = self._line()
-            except ConnectionFailed as exc:
-                self._detach()
-                self._caller.lost(exc, self._request, self._patience)
-                continue
-            event = self._take(line)
-            if event is not None:
-                return event
-        self._detach()
-        raise StopIteration
-
-    def _line(self) -> bytes:
-        if self._lines is None:
-            response = self._caller.open(self._request, self._patience, self._body)
-            self._lines = Lines(response, self._patience)
-        line = self._lines.next()
-        if not line:
-            raise ConnectionFailed("the stream ended before the import did", sent=True)
-        return line
-
-    def _take(self, line: bytes) -> ImageEvent | None:
-        try:
-            event = _EVENT.decode(line)
-        except msgspec.ValidationError:
-            return None
-        except msgspec.DecodeError as exc:
-            raise InternalError(f"a line of the stream is not JSON: {exc}") from None
-        match event:
-            case StreamError():
-                self.close()
-                raise stream_error(event)
-            case ImageReady():
-                self._ended = True
-                self._detach()
-                return event
-            case ImageProgress():
-                return event
-            case Heartbeat():
-                return None
-
-    def _detach(self) -> None:
-        lines, self._lines = self._lines, None
-        if lines is not None:
-            lines.close()
-
-    @override
-    def close(self) -> None:
-        """Stop listening."""
-        self._ended = True
-        self._detach()
+        super().__init__(caller, _EVENT, request, body)
 
     def wait(self) -> ImageView:
         """Read on to the end; the image."""
@@ -168,3 +102,10 @@ class Images:
             return _blocking.read_file(Path(path))
 
         return ImageEvents(self._caller, request, body)
+
+    def push(self, name: str) -> ImageEvents:
+        """Put an image into the store that nodes share; iterate over it, or `.wait()`."""
+        return ImageEvents(
+            self._caller,
+            self._caller.request("POST", "/v1/images/push", {"name": name}),
+        )

@@ -1,0 +1,170 @@
+"""What the benchmarks about environments run on: real content, made once and kept in `.cache/bench`.
+
+A thing is made in a directory beside its own and moved into place when it is whole, so that a run
+that was broken off leaves nothing that looks finished. Delete `.cache/bench` to have it made anew.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from bench.harness import say
+from dsec.images import debian
+from dsec.images.disk import remove_tree
+from dsec.kit.blocking import in_thread
+
+CACHE = Path(__file__).parents[1] / ".cache/bench"
+MIB = 1 << 20
+_READ_BYTES = 1 << 20
+
+
+async def made(name: str, make: Callable[[Path], Awaitable[None]]) -> Path:
+    """A directory of the cache; `make` fills it if it is not there yet."""
+    place = CACHE / name
+    if not place.exists():
+        say(f"making {name} (once)")
+        unfinished = place.with_name(f"{place.name}.unfinished")
+        if unfinished.exists():
+            remove_tree(unfinished)
+        unfinished.mkdir(parents=True)
+        await make(unfinished)
+        unfinished.rename(place)
+    return place
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Packed:
+    """A layer as registries keep it: a tar, compressed with gzip."""
+
+    path: str
+    digest: str
+    """Of the compressed file."""
+    diff_id: str
+    """Of the tar."""
+    size_bytes: int
+    tar_bytes: int
+
+
+def pack_tar(arguments: Sequence[str], target: Path) -> Packed:
+    """Run `tar -c` with some arguments; compress what comes as Docker does. Blocking."""
+    command = ["tar", "--numeric-owner", "-c", *arguments]
+    inner, outer, length = hashlib.sha256(), hashlib.sha256(), 0
+    with (
+        target.open("wb") as out,
+        subprocess.Popen(command, stdout=subprocess.PIPE) as tar,
+        subprocess.Popen([gzip(), "-6", "-n"], stdin=subprocess.PIPE, stdout=out) as packer,
+    ):
+        assert tar.stdout is not None
+        assert packer.stdin is not None
+        while piece := tar.stdout.read(_READ_BYTES):
+            inner.update(piece)
+            length += len(piece)
+            packer.stdin.write(piece)
+        packer.stdin.close()
+    if tar.returncode or packer.returncode:
+        raise RuntimeError(f"{command!r} failed")
+    with target.open("rb") as file:
+        while piece := file.read(_READ_BYTES):
+            outer.update(piece)
+    return Packed(
+        path=target.name,
+        digest=f"sha256:{outer.hexdigest()}",
+        diff_id=f"sha256:{inner.hexdigest()}",
+        size_bytes=target.stat().st_size,
+        tar_bytes=length,
+    )
+
+
+def gzip() -> str:
+    """What packs and unpacks gzip here: `pigz` as Docker takes it if it is there."""
+    return "pigz" if shutil.which("pigz") else "gzip"
+
+
+def save_packed(packed: Sequence[Packed], file: Path) -> None:
+    """Write down what was packed."""
+    file.write_text(json.dumps([asdict(each) for each in packed], indent=1) + "\n")
+
+
+def load_packed(file: Path) -> list[Packed]:
+    """Read what `save_packed` wrote."""
+    return [Packed(**each) for each in json.loads(file.read_text())]
+
+
+def write_layout(
+    layers: Sequence[tuple[Path, Packed]], place: Path, command: Sequence[str]
+) -> Path:
+    """An OCI image layout whose layers (bottom first) are links to files in the cache. Blocking."""
+    blobs = place / "blobs/sha256"
+    blobs.mkdir(parents=True)
+    for file, packed in layers:
+        (blobs / packed.digest.removeprefix("sha256:")).hardlink_to(file)
+    config = {
+        "architecture": "arm64" if os.uname().machine == "aarch64" else "amd64",
+        "os": "linux",
+        "config": {"Env": [f"PATH={debian.CONFIG.env['PATH']}"], "Cmd": [*command]},
+        "rootfs": {"type": "layers", "diff_ids": [packed.diff_id for _, packed in layers]},
+    }
+    kind = "application/vnd.oci.image"
+    manifest = {
+        "schemaVersion": 2,
+        "mediaType": f"{kind}.manifest.v1+json",
+        "config": _blob(config, blobs, f"{kind}.config.v1+json"),
+        "layers": [
+            _descriptor(f"{kind}.layer.v1.tar+gzip", packed.digest, packed.size_bytes)
+            for _, packed in layers
+        ],
+    }
+    index = {"schemaVersion": 2, "manifests": [_blob(manifest, blobs, manifest["mediaType"])]}
+    (place / "index.json").write_text(json.dumps(index))
+    (place / "oci-layout").write_text(json.dumps({"imageLayoutVersion": "1.0.0"}))
+    return place
+
+
+def _blob(document: object, blobs: Path, kind: object) -> dict[str, object]:
+    body = json.dumps(document).encode()
+    digits = hashlib.sha256(body).hexdigest()
+    (blobs / digits).write_bytes(body)
+    return _descriptor(kind, f"sha256:{digits}", len(body))
+
+
+def _descriptor(kind: object, digest: str, size: int) -> dict[str, object]:
+    return {"mediaType": kind, "digest": digest, "size": size}
+
+
+async def debian_tree(packages: Sequence[str], root: Path) -> None:
+    """Build a Debian into a directory, as `dsec image build debian` does."""
+    planned = debian.plan(None, packages)
+    await debian.build(planned, root, lambda _step: None)
+    await in_thread("disk", debian.tidy, root)
+
+
+def disk_bytes(root: Path) -> int:
+    """What a tree takes of the disk: allocated blocks, each inode once. Blocking."""
+    seen: set[tuple[int, int]] = set()
+    total = 0
+    for directory, names, files in os.walk(root):
+        for name in (*names, *files, "."):
+            facts = os.lstat(os.path.join(directory, name))  # noqa: PTH118 - millions of them
+            if (key := (facts.st_dev, facts.st_ino)) not in seen:
+                seen.add(key)
+                total += facts.st_blocks * 512
+    return total
+
+
+def drop_cached(root: Path) -> None:
+    """Have the kernel forget what it keeps of the files of a tree. Blocking."""
+    for file in root.rglob("*"):
+        if file.is_file() and not file.is_symlink():
+            descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                os.fsync(descriptor)
+                os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+            finally:
+                os.close(descriptor)

@@ -1,0 +1,121 @@
+"""The node's data: what layers point into, whole on this disk or known by its table alone.
+
+Threads may call anything here at once.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Collection
+from pathlib import Path
+
+from dsec.base.errors import NotFound
+from dsec.images import disk
+from dsec.images.pins import Pins
+from dsec.images.records import DataRecord, check_digest, decode, encode
+
+_RAW, _TABLE, _RECORD = "raw", "table", "data.json"
+
+
+class DataStore:
+    """`<root>/data/<hex>/{data.json, raw and/or table}`."""
+
+    def __init__(self, root: Path) -> None:
+        self.pins = Pins("data")
+        self._root = root.absolute() / "data"
+        self._scratch = root.absolute() / "tmp"
+
+    def open(self) -> None:
+        """Make the directory."""
+        self._root.mkdir(parents=True, exist_ok=True)
+
+    def _directory(self, digest: str) -> Path:
+        return self._root / check_digest(digest).removeprefix("sha256:")
+
+    def has(self, digest: str) -> bool:
+        """Whether it is known here, whole or not."""
+        return (self._directory(digest) / _RECORD).exists()
+
+    def get(self, digest: str) -> DataRecord:
+        """Its record.
+
+        Raises:
+            NotFound: (kind data) there is none.
+            InternalError: the record is damaged.
+        """
+        file = self._directory(digest) / _RECORD
+        try:
+            return decode(file.read_bytes(), DataRecord, str(file))
+        except FileNotFoundError:
+            raise NotFound(f"no data {digest}", kind="data") from None
+
+    def raw(self, digest: str) -> Path | None:
+        """The whole data, if it is on this disk."""
+        path = self._directory(digest) / _RAW
+        return path if path.exists() else None
+
+    def table(self, digest: str) -> Path | None:
+        """The table of its chunks in the store, if it is known."""
+        path = self._directory(digest) / _TABLE
+        return path if path.exists() else None
+
+    def digests(self) -> list[str]:
+        """All data known here."""
+        return [f"sha256:{entry.name}" for entry in sorted(self._root.iterdir())]
+
+    def put_raw(self, record: DataRecord, file: Path) -> None:
+        """Take over a finished file under the store's `tmp`; data known as a table becomes whole.
+
+        Raises:
+            StorageFull: no room; nothing partial is left.
+        """
+        file.chmod(0o400)
+        disk.fsync_path(file)
+        with disk.full_disk_named(self._root), self.pins.lock:
+            if self.has(record.digest):
+                file.replace(self._directory(record.digest) / _RAW)
+                disk.fsync_path(self._directory(record.digest))
+            else:
+                self._move_in(record, {_RAW: file})
+
+    def put_table(self, record: DataRecord, table: Path) -> None:
+        """Note where data lies in the store, taking over the table, a file under `tmp`.
+
+        Raises:
+            StorageFull: no room; nothing partial is left.
+        """
+        disk.fsync_path(table)
+        with disk.full_disk_named(self._root), self.pins.lock:
+            if not self.has(record.digest):
+                self._move_in(record, {_TABLE: table})
+                return
+            directory = self._directory(record.digest)
+            table.replace(directory / _TABLE)
+            disk.write_atomically(directory / _RECORD, encode(record), self._scratch)
+
+    def _move_in(self, record: DataRecord, files: dict[str, Path]) -> None:
+        staging = self._scratch / f"data-{uuid.uuid4().hex}"
+        staging.mkdir(mode=0o700)
+        try:
+            for name, file in files.items():
+                file.replace(staging / name)
+            (staging / _RECORD).write_bytes(encode(record))
+            for path in (staging / _RECORD, staging):
+                disk.fsync_path(path)
+            staging.replace(self._directory(record.digest))
+        except BaseException:
+            disk.remove_tree(staging)
+            raise
+        disk.fsync_path(self._root)
+
+    def collect(self, needed: Collection[str]) -> list[str]:
+        """Remove data no layer needs and nobody pinned; the digests removed."""
+        doomed: dict[str, Path] = {}
+        with self.pins.lock:
+            for digest in self.digests():
+                if digest not in needed and not self.pins.by(digest):
+                    doomed[digest] = self._scratch / f"gone-{uuid.uuid4().hex}"
+                    self._directory(digest).replace(doomed[digest])
+        for path in doomed.values():
+            disk.remove_tree(path)
+        return list(doomed)

@@ -1,0 +1,67 @@
+"""What keeps sandboxes from working as they should: data the store does not give."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Iterable
+
+import anyio
+
+from dsec.base.clock import Clock
+from dsec.base.errors import DataUnavailable, DsecError
+from dsec.images.lazy.node import NodeFiller
+from dsec.wire.filler import DataEvent
+from dsec.wire.sandbox import Fault
+
+logger = logging.getLogger("dsec.images.faults")
+
+PAUSE_S = 1.0
+"""Between two tries to hear a filler that does not answer: its worker is being started again."""
+
+
+class Faults:
+    """The data devices that fail now, as the filler tells."""
+
+    def __init__(self, filler: NodeFiller | None, clock: Clock) -> None:
+        self._filler = filler
+        self._clock = clock
+        self._failing: dict[str, DataEvent] = {}
+
+    async def watch(self, lost: Callable[[], Awaitable[None]]) -> None:
+        """Listen for as long as the node runs, and have a filler that is gone started again.
+
+        Args:
+            lost: called when the filler is another one than before.
+        """
+        while self._filler is not None:
+            await self._filler.wait_started()
+            try:
+                if await self._filler.revive():
+                    await lost()
+                async for event in (await self._filler.client()).events():
+                    self._note(event)
+            except DsecError as error:
+                logger.warning("the filler is silent", extra={"why": error.message})
+            self._failing.clear()  # a new stream begins with all that fail
+            await anyio.sleep(PAUSE_S)
+
+    def _note(self, event: DataEvent) -> None:
+        if event.failing:
+            logger.warning("data fails", extra={"digest": event.digest, "why": event.message})
+            self._failing[event.digest] = event
+        elif self._failing.pop(event.digest, None):
+            logger.info("data is back", extra={"digest": event.digest})
+
+    @property
+    def none(self) -> bool:
+        """Whether nothing fails."""
+        return not self._failing
+
+    def among(self, devices: Iterable[str]) -> list[Fault]:
+        """Faults of some devices."""
+        found = (self._failing.get(device) for device in devices)
+        return [
+            Fault(code=DataUnavailable.code, message=event.message, since=event.at)
+            for event in found
+            if event is not None
+        ]
