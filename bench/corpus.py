@@ -11,7 +11,7 @@ import json
 import os
 import shutil
 import subprocess
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -23,6 +23,8 @@ from dsec.kit.blocking import in_thread
 CACHE = Path(__file__).parents[1] / ".cache/bench"
 MIB = 1 << 20
 _READ_BYTES = 1 << 20
+_IMAGES = Path(debian.__file__).parent
+_FORMATS = ("erofs/*.py", "oci/layer.py", "oci/tree.py", "pack.py", "records.py", "store/layout.py")
 
 
 async def made(name: str, make: Callable[[Path], Awaitable[None]]) -> Path:
@@ -87,19 +89,17 @@ def gzip() -> str:
     return "pigz" if shutil.which("pigz") else "gzip"
 
 
-def save_packed(packed: Sequence[Packed], file: Path) -> None:
-    """Write down what was packed."""
-    file.write_text(json.dumps([asdict(each) for each in packed], indent=1) + "\n")
+def save_packed(packed: Mapping[str, Packed], file: Path) -> None:
+    """Write down what was packed, by name."""
+    file.write_text(json.dumps({n: asdict(each) for n, each in packed.items()}, indent=1) + "\n")
 
 
-def load_packed(file: Path) -> list[Packed]:
+def load_packed(file: Path) -> dict[str, Packed]:
     """Read what `save_packed` wrote."""
-    return [Packed(**each) for each in json.loads(file.read_text())]
+    return {name: Packed(**each) for name, each in json.loads(file.read_text()).items()}
 
 
-def write_layout(
-    layers: Sequence[tuple[Path, Packed]], place: Path, command: Sequence[str]
-) -> Path:
+def write_layout(layers: Sequence[tuple[Path, Packed]], place: Path) -> None:
     """An OCI image layout whose layers (bottom first) are links to files in the cache. Blocking."""
     blobs = place / "blobs/sha256"
     blobs.mkdir(parents=True)
@@ -108,7 +108,7 @@ def write_layout(
     config = {
         "architecture": "arm64" if os.uname().machine == "aarch64" else "amd64",
         "os": "linux",
-        "config": {"Env": [f"PATH={debian.CONFIG.env['PATH']}"], "Cmd": [*command]},
+        "config": {"Env": [f"PATH={debian.CONFIG.env['PATH']}"]},
         "rootfs": {"type": "layers", "diff_ids": [packed.diff_id for _, packed in layers]},
     }
     kind = "application/vnd.oci.image"
@@ -124,7 +124,6 @@ def write_layout(
     index = {"schemaVersion": 2, "manifests": [_blob(manifest, blobs, manifest["mediaType"])]}
     (place / "index.json").write_text(json.dumps(index))
     (place / "oci-layout").write_text(json.dumps({"imageLayoutVersion": "1.0.0"}))
-    return place
 
 
 def _blob(document: object, blobs: Path, kind: object) -> dict[str, object]:
@@ -143,6 +142,26 @@ async def debian_tree(packages: Sequence[str], root: Path) -> None:
     planned = debian.plan(None, packages)
     await debian.build(planned, root, lambda _step: None)
     await in_thread("disk", debian.tidy, root)
+
+
+def formats() -> str:
+    """A digest over what decides how a layer lies in a node and in a store."""
+    sources = [file for part in _FORMATS for file in sorted(_IMAGES.glob(part))]
+    return hashlib.sha256(b"".join(file.read_bytes() for file in sources)).hexdigest()
+
+
+async def filled(name: str, fill: Callable[[Path], Awaitable[None]]) -> Path:
+    """As `made`, of what the product makes of a corpus: made anew when its formats change."""
+    place = CACHE / name
+    stamp = place / "formats"
+    if place.exists() and not (stamp.exists() and stamp.read_text() == formats()):
+        await in_thread("disk", remove_tree, place)
+
+    async def fill_and_stamp(unfinished: Path) -> None:
+        await fill(unfinished)
+        (unfinished / "formats").write_text(formats())
+
+    return await made(name, fill_and_stamp)
 
 
 def disk_bytes(root: Path) -> int:

@@ -75,8 +75,19 @@ def _root_owned(entry: tarfile.TarInfo) -> tarfile.TarInfo:
 class Server:
     """`dsec up` as a process of its own, with state that goes away with it."""
 
-    def __init__(self, scratch: Path) -> None:
+    def __init__(
+        self, scratch: Path, options: Sequence[str] = (), state: Path | None = None
+    ) -> None:
+        """Name what it will be.
+
+        Args:
+            scratch: where it puts all that is its own.
+            options: of `dsec up`, besides those it always gets.
+            state: its state directory, if that is to outlive it.
+        """
         self.scratch = scratch
+        self.state = state or scratch / "state"
+        self.options = options
         self.env = {**os.environ, "XDG_CONFIG_HOME": str(scratch / "config")}
         self.log = scratch / "server.log"
         self._process: subprocess.Popen[bytes] | None = None
@@ -103,9 +114,10 @@ class Server:
         ]
         command += [
             "--state-dir",
-            str(self.scratch / "state"),
+            str(self.state),
             "--run-dir",
             str(self.scratch / "run"),
+            *self.options,
         ]
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(command, env=self.env, stderr=log, stdout=log)
@@ -129,13 +141,13 @@ class Server:
 
 
 @contextlib.contextmanager
-def server() -> Iterator[Server]:
-    """A running server; everything of it is gone afterwards."""
+def server(options: Sequence[str] = (), state: Path | None = None) -> Iterator[Server]:
+    """A running server; everything of it is gone afterwards, but a `state` of the caller's."""
     scratch = Path(tempfile.mkdtemp(prefix="dsec-bench-"))
     os.environ["XDG_CONFIG_HOME"] = str(scratch / "config")
-    it = Server(scratch)
-    it.start()
+    it = Server(scratch, options, state)
     try:
+        it.start()
         yield it
     finally:
         it.stop()
@@ -248,20 +260,21 @@ async def docker(scratch: Path) -> AsyncIterator[Docker]:
 
 
 def report(
-    main: Callable[[argparse.Namespace], Coroutine[None, None, dict[str, object]]], **numbers: int
+    main: Callable[[argparse.Namespace], Coroutine[None, None, dict[str, object]]],
+    **defaults: int | str,
 ) -> None:
     """Run a benchmark from the command line.
 
     Args:
         main: measures, and returns the figures by name.
-        numbers: integer options and their defaults.
+        defaults: options, numbers or texts, and their defaults.
     """
     parser = argparse.ArgumentParser(description=sys.modules["__main__"].__doc__)
     parser.add_argument(
         "--json", action="store_true", help="print one JSON object as the last line"
     )
-    for name, default in numbers.items():
-        parser.add_argument(f"--{name}", type=int, default=default)
+    for name, default in defaults.items():
+        parser.add_argument(f"--{name}", type=type(default), default=default)
     options = parser.parse_args()
     figures = anyio.run(main, options)
     if options.json:

@@ -25,8 +25,9 @@ REPOSITORY = Path(__file__).parents[2]
 class Server:
     """One server process; `kill` and `start` again keep its state."""
 
-    def __init__(self, backend: str, *, stop_sandboxes: bool = True) -> None:
+    def __init__(self, backend: str, *, stop_sandboxes: bool = True, settings: str = "") -> None:
         self.backend = backend
+        self._settings = settings
         self._stop_sandboxes = stop_sandboxes
         # Short: the path of a Unix socket has at most 107 bytes.
         self.base = Path(tempfile.mkdtemp(prefix="dsec-t"))
@@ -57,10 +58,10 @@ class Server:
         argv = [sys.executable, "-m", "dsec.main.command", "up", "--backend", self.backend]
         argv += ["--port", str(port), "--state-dir", str(self.state), "--run-dir", str(self.run)]
         argv += ["--stop-sandboxes"] if self._stop_sandboxes else []
-        if helper := os.environ.get("DSEC_AETHER"):
-            config = self.base / "dsec.toml"
-            config.write_text(f'aether = "{helper}"\n')
-            argv += ["--config", str(config)]
+        helper = os.environ.get("DSEC_AETHER", "")
+        config = self.base / "dsec.toml"
+        config.write_text(f'aether = "{helper}"\n{self._settings}')
+        argv += ["--config", str(config)]
         home = str(self.base / "home")
         env = {k: v for k, v in os.environ.items() if not k.startswith(("DSEC_API", "XDG_"))}
         env |= {"HOME": home, "PYTHONPATH": str(REPOSITORY / "src")}

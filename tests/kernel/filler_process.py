@@ -51,10 +51,12 @@ class SlowReader:
         os.close(self.cache_fd)
 
     def read_now(self, offset: int, length: int) -> bytes | None:
-        if not self._chunks(offset, length) <= self.here:
-            return None
-        self.hits += 1
-        return os.pread(self.cache_fd, length, offset)
+        return os.pread(self.cache_fd, length, offset) if self.is_here(offset, length) else None
+
+    def is_here(self, offset: int, length: int) -> bool:
+        here = self._chunks(offset, length) <= self.here
+        self.hits += here
+        return here
 
     async def read(self, offset: int, length: int) -> bytes:
         await self.ensure(offset, length)

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import fcntl
 import os
+import re
 import struct
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -21,6 +23,8 @@ _ALLOW, _DENY = 1, 2
 _RANGE = 6
 _NO_DESCRIPTOR = -1
 
+_HANDLE = struct.Struct("=Ii")
+_MARK = re.compile(r"^fanotify ino:.* fhandle-type:(\w+) f_handle:(\w+)", re.MULTILINE)
 _EVENT = struct.Struct("=IBBHQii")
 _INFO = struct.Struct("=BxH")
 _RANGE_RECORD = struct.Struct("=BxHIQQ")
@@ -40,6 +44,7 @@ _libc.fanotify_mark.argtypes = [
     ctypes.c_int,
     ctypes.c_char_p,
 ]
+_libc.open_by_handle_at.argtypes = [ctypes.c_int, ctypes.c_char_p, ctypes.c_int]
 
 
 class Event(NamedTuple):
@@ -136,7 +141,43 @@ def deny_unanswered(group: int, limit: int = MAX_DESCRIPTORS) -> int:
     Returns:
         How many there were.
     """
-    return sum(_respond(group, event, _DENY | errno.EIO << 24) for event in range(limit))
+    return sum(_deny_all(group, event) for event in range(limit))
+
+
+def _deny_all(group: int, event: int) -> int:
+    """How many events had this number: two processes that died may both have used it."""
+    count = 0
+    while _respond(group, event, _DENY | errno.EIO << 24):
+        count += 1
+    return count
+
+
+def is_in_use(group: int, directory: int) -> bool:
+    """Whether any process or mount of this host has a marked file open. In doubt it has.
+
+    Args:
+        group: whose marks.
+        directory: a descriptor of any directory on the file system of the files.
+    """
+    marks = _MARK.findall(Path(f"/proc/self/fdinfo/{group}").read_text())
+    return any(_is_open(directory, int(kind, 16), bytes.fromhex(name)) for kind, name in marks)
+
+
+def _is_open(directory: int, kind: int, name: bytes) -> bool:
+    handle = _HANDLE.pack(len(name), kind) + name
+    file = int(_libc.open_by_handle_at(directory, handle, os.O_RDONLY | os.O_CLOEXEC))
+    if file < 0:
+        return True  # of another file system, for one
+    try:
+        # The kernel leases a file for writing to nobody but who alone has it open. That a mount has
+        # it open, perhaps one that is detached or in another namespace, cannot be seen otherwise.
+        fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+        fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+    except OSError:
+        return True
+    finally:
+        os.close(file)
+    return False
 
 
 def fanotify_available(directory: Path) -> str:

@@ -4,7 +4,6 @@ import pytest
 
 from dsec.base.errors import InternalError, InvalidRequest, Unsupported
 from dsec.images.compose import plan_layers
-from dsec.images.erofs.mkfs import parse_version
 from dsec.images.importer import key_over
 from dsec.images.oci.archive import ArchiveKind, kind_of_names
 from dsec.images.oci.compression import sniff
@@ -150,9 +149,3 @@ def test_layers_of_a_sandbox_are_ordered() -> None:
         plan_layers([])
     with pytest.raises(InvalidRequest, match="500"):
         plan_layers([str(n) for n in range(501)])
-
-
-def test_versions_of_mkfs() -> None:
-    assert parse_version("mkfs.erofs 1.5\nusage: [options] FILE") == "1.5"
-    assert parse_version("mkfs.erofs (erofs-utils) 1.8.6\nAvailable compressors") == "1.8.6"
-    assert parse_version("no such thing") == ""

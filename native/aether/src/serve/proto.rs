@@ -11,6 +11,8 @@ pub(crate) const NOT_FOUND: &str = "not_found";
 pub(crate) const INVALID: &str = "invalid_request";
 pub(crate) const CONFLICT: &str = "conflict";
 pub(crate) const FULL: &str = "storage_full";
+/// What the kernel cannot read: of a layer whose data the store does not give.
+pub(crate) const UNREADABLE: &str = "data_unavailable";
 pub(crate) const DENIED: &str = "permission_denied";
 pub(crate) const TOO_LARGE: &str = "payload_too_large";
 pub(crate) const UNSUPPORTED: &str = "unsupported";
@@ -85,6 +87,7 @@ impl Refusal {
             libc::EACCES | libc::EPERM | libc::EROFS => DENIED,
             libc::EEXIST | libc::ENOTEMPTY | libc::EBUSY | libc::ETXTBSY => CONFLICT,
             libc::ENOSPC | libc::EDQUOT => FULL,
+            libc::EIO => UNREADABLE,
             libc::ENOTDIR
             | libc::EISDIR
             | libc::ELOOP

@@ -38,7 +38,7 @@ DEVICE: Final = struct.Struct("<64sII56s")
 """tag (the hex digits of the data's sha256), blocks, first block if all lay in one file, reserved."""
 DEVICE_SLOT: Final = (SUPER_AT + SUPER.size) // DEVICE.size
 MAX_IMAGE_BYTES: Final = 256 << 20
-"""Some two million files. Who reads an image has it in memory as objects, about ten times as large."""
+"""Some two million files. In memory, as objects, an image is about five times as large."""
 
 MAX_DEVICES: Final = 16_000
 """The root, which follows their slots, has a nid of 16 bits."""

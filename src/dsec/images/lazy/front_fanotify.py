@@ -125,8 +125,17 @@ class FanotifyFront:
             self._answer(event, allowed=True)
         elif reader is None:
             self._answer(event, allowed=False)
+        elif self._is_here(event, reader):
+            self._answer(event, allowed=True)
         else:
             tasks.start_soon(self._fetch, event, reader)
+
+    def _is_here(self, event: Event, reader: Reader) -> bool:
+        try:
+            return reader.is_here(*_wanted(event, reader))
+        except Exception:  # noqa: BLE001 - a reader waits, and the loop goes on
+            self._log.exception("a read failed")
+            return False  # `_fetch` meets it again
 
     async def _fetch(self, event: Event, reader: Reader) -> None:
         allowed = False

@@ -27,6 +27,10 @@ class Reader(Protocol):
         """
         ...
 
+    def is_here(self, offset: int, length: int) -> bool:
+        """Whether `ensure` would return at once; counts as a use if so. Called as `read_now` is."""
+        ...
+
     async def read(self, offset: int, length: int) -> bytes:
         """The bytes, fetched if need be; cut at the device's end.
 

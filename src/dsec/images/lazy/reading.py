@@ -57,11 +57,17 @@ class DataReader:
         length = min(length, self._size - offset)
         if length <= 0:
             return b""
-        first, end = offset // self._chunk, (offset + length - 1) // self._chunk + 1
+        return self._pread_now(offset, length) if self.is_here(offset, length) else None
+
+    def is_here(self, offset: int, length: int) -> bool:
+        """See `Reader`."""
+        if offset >= self._size or length <= 0:
+            return True
+        first, end = self.chunks_of(offset, length)
         if not self._covers(first, end):
-            return None
+            return False
         self._used(first, end)
-        return self._pread_now(offset, length)
+        return True
 
     def _pread_now(self, offset: int, length: int) -> bytes | None:
         """What the page cache has; `read` asks it too, since a fetch has just filled it."""

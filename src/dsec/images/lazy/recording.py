@@ -141,6 +141,13 @@ class RecordedReader:
             self._note(offset, length)
         return data
 
+    def is_here(self, offset: int, length: int) -> bool:
+        """See `Reader`."""
+        here = self._reader.is_here(offset, length)
+        if here:
+            self._note(offset, length)
+        return here
+
     async def read(self, offset: int, length: int) -> bytes:
         """See `Reader`."""
         self._note(offset, length)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from dsec.images.erofs.merge import merge
 from dsec.images.erofs.tree import BLOCK, HOLE, OPAQUE_XATTR, Device, Extent, Inode, Tree
-from tests.unit.images.erofs.trees import Described, RandomTrees, describe
+from tests.unit.images.erofs.trees import RANDOM, Described, RandomTrees, describe
 
 NAMES = [b"a", b"b", b"c", b"d"]
 DEVICES = [Device(f"sha256:{n:064x}", 100 * BLOCK) for n in range(4)]
@@ -53,7 +53,7 @@ def with_least_names(seen: Described) -> Described:
 
 
 @settings(max_examples=120, deadline=None)
-@given(st.randoms(use_true_random=False), st.integers(1, 4))
+@given(RANDOM, st.integers(1, 4))
 def test_merged_layers_show_what_the_model_shows(rng: random.Random, count: int) -> None:
     layers = make_layers(rng, count)
     merged = merge(layers, keep_whiteouts=False)
@@ -61,7 +61,7 @@ def test_merged_layers_show_what_the_model_shows(rng: random.Random, count: int)
 
 
 @settings(max_examples=120, deadline=None)
-@given(st.randoms(use_true_random=False), st.integers(1, 3), st.integers(1, 2))
+@given(RANDOM, st.integers(1, 3), st.integers(1, 2))
 def test_merged_layers_do_to_others_what_they_did_apart(
     rng: random.Random, above: int, below: int
 ) -> None:
@@ -72,7 +72,7 @@ def test_merged_layers_do_to_others_what_they_did_apart(
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.randoms(use_true_random=False))
+@given(RANDOM)
 def test_layers_are_not_changed_nor_shared(rng: random.Random) -> None:
     layers = make_layers(rng, 3)
     before = [describe(layer) for layer in layers]
@@ -87,7 +87,7 @@ def test_layers_are_not_changed_nor_shared(rng: random.Random) -> None:
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.randoms(use_true_random=False))
+@given(RANDOM)
 def test_devices_are_those_of_all_layers_once(rng: random.Random) -> None:
     layers = make_layers(rng, 3)
     devices = merge(layers, keep_whiteouts=True).devices

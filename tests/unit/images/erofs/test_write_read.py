@@ -18,7 +18,7 @@ from dsec.images.erofs import format as fmt
 from dsec.images.erofs.read import read_image
 from dsec.images.erofs.tree import BLOCK, HOLE, Device, Extent, Inode, Tree, join_extents
 from dsec.images.erofs.write import encode, write_image
-from tests.unit.images.erofs.trees import RandomTrees, describe
+from tests.unit.images.erofs.trees import RANDOM, RandomTrees, describe
 
 DEVICES = [Device("sha256:" + "a" * 64, 100 * BLOCK), Device("sha256:" + "b" * 64, 60 * BLOCK)]
 FILE = stat.S_IFREG | 0o644
@@ -40,7 +40,7 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @settings(max_examples=80, deadline=None)
-@given(st.randoms(use_true_random=False), st.integers(0, 2))
+@given(RANDOM, st.integers(0, 2))
 def test_any_tree_comes_back(image: Path, rng: random.Random, devices: int) -> None:
     tree = RandomTrees(rng, overlay=True).make(DEVICES[:devices])
     found = round_trip(tree, image)
@@ -48,7 +48,7 @@ def test_any_tree_comes_back(image: Path, rng: random.Random, devices: int) -> N
     assert found.devices == tree.devices
 
 
-@given(st.randoms(use_true_random=False))
+@given(RANDOM)
 @settings(max_examples=30, deadline=None)
 def test_equal_trees_give_equal_bytes(image: Path, rng: random.Random) -> None:
     tree = RandomTrees(rng).make(DEVICES)

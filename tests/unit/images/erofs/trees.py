@@ -13,6 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from hypothesis import strategies as st
+
 from dsec.images.erofs.tree import (
     BLOCK,
     HOLE,
@@ -137,6 +139,8 @@ class RandomTrees:
 
 _NAME_BYTES = [byte for byte in range(1, 256) if byte != ord("/")]
 
+RANDOM = st.integers(0, 1 << 32).map(random.Random)
+"""For a whole tree; choices drawn one by one would be slow, and make small trees only."""
 Described = dict[bytes, tuple[Any, ...]]
 
 

@@ -26,7 +26,7 @@ from tests.unit.images.lint.build import (
 
 DAY_S = 86400
 AROUND = Surroundings(
-    index_hosts=("deb.debian.org", "mirror"), now_s=100 * DAY_S, answers=("return a + b  # fixed",)
+    index_hosts=("packages.test", "mirror"), now_s=100 * DAY_S, answers=("return a + b  # fixed",)
 )
 
 
@@ -93,7 +93,7 @@ is_for(
     "apt-source",
     "/etc/apt/sources.list.d/v.sources",
     "/etc/apt/sources.list.d/v.sources",
-    b"Types: deb\nURIs: http://deb.debian.org/debian\n\nURIs: https://vendor/apt\n",
+    b"Types: deb\nURIs: http://packages.test/debian\n\nURIs: https://vendor/apt\n",
 )
 is_for(
     "pip-direct-url",

@@ -105,6 +105,9 @@ pub(crate) fn start_refusal(exec: &Exec, step: ExecStep, errno: i32) -> Refusal 
         (ExecStep::Execute, libc::ENOEXEC | libc::EISDIR | libc::ELOOP | libc::ENAMETOOLONG) => {
             (program, Refusal::invalid(format!("{name}: {error}")))
         }
+        (ExecStep::Execute, libc::EIO) => {
+            (program, Refusal::new(proto::UNREADABLE, format!("{name}: {error}")))
+        }
         (ExecStep::Terminal, libc::ENOSPC) => {
             (&b""[..], Refusal::new(proto::BUSY, "no more terminals").kind("terminals"))
         }
