@@ -38,7 +38,6 @@ from bench.harness import report, say, server
 from bench.store_server import Kind, StoreServer, store_server, usual_kind
 from dsec.base.errors import DsecError
 from dsec.images.locks import KeyedLock
-from dsec.images.store.interface import BlobStore
 from dsec.kit.blocking import in_thread
 from dsec.kit.together import together
 from dsec.sdk import DSecClient, DSecContainerRunArgs, Sandbox
@@ -79,7 +78,7 @@ def tool_calls(environment: Environment) -> list[str]:
 async def fill(corpus_place: Path, kind: Kind, place: Path) -> None:
     """Import all of it into a node's state, and put it and the compressed layers into a store."""
     packed = corpus.load_packed(corpus_place / "layers.json")
-    async with store_server(place / "store", kind) as server, server.past_link() as store:
+    async with store_server(place / "store", kind) as serving, serving.past_link() as store:
         async with nodes.publishing(place / "node", store) as published:
             say("publishing layers and images")
             await published.image(nodes.WARM, nodes.write_warm_image(place))
@@ -95,11 +94,9 @@ async def fill(corpus_place: Path, kind: Kind, place: Path) -> None:
             )
             say(await published.describe_chunks())
         say("publishing compressed layers")
-        await _some_at_once(partial(_put, store, corpus_place, each) for each in packed.values())
-
-
-async def _put(store: BlobStore, corpus_place: Path, packed: Packed) -> None:
-    await store.put_blob(corpus_place / packed.path, packed.digest)
+        await _some_at_once(
+            partial(serving.keep, corpus_place / each.path, each.digest) for each in packed.values()
+        )
 
 
 async def _some_at_once(works: Iterable[Callable[[], Awaitable[object]]]) -> None:

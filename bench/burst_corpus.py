@@ -21,8 +21,6 @@ import os
 import random
 import shutil
 import subprocess
-import sys
-import zipfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -218,20 +216,8 @@ def _merge_usr(tree: Path) -> None:
 
 
 def _fetch_from_pypi(scratch: Path) -> None:
-    """Download wheels with the host's own pip, and unpack them; none of their code runs."""
-    wheels = scratch / "wheels"
-    _pip("download", "--no-deps", "--dest", str(wheels), *WORKSPACES)
-    for file in wheels.iterdir():
-        name = file.name.partition("-")[0].lower()
-        with zipfile.ZipFile(file) as wheel:
-            wheel.extractall(scratch / "workspaces" / name / "workspace")
+    corpus.unpack_wheels(
+        WORKSPACES, scratch, lambda name: scratch / "workspaces" / name / "workspace"
+    )
     for name in TOOLKITS:
-        target = scratch / "toolkits" / name / "opt" / name
-        _pip("install", "--no-compile", "--target", str(target), name)
-
-
-def _pip(*arguments: str) -> None:
-    command = [sys.executable, "-m", "pip", arguments[0], "-q", "--disable-pip-version-check"]
-    command += ["--root-user-action=ignore"] if arguments[0] == "install" else []
-    command += ["--only-binary=:all:", "--python-version=3.11", "--implementation=cp"]
-    subprocess.run([*command, *arguments[1:]], check=True)
+        corpus.install([name], scratch / "toolkits" / name / "opt" / name)

@@ -11,6 +11,8 @@ import json
 import os
 import shutil
 import subprocess
+import sys
+import zipfile
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -142,6 +144,33 @@ async def debian_tree(packages: Sequence[str], root: Path) -> None:
     planned = debian.plan(None, packages)
     await debian.build(planned, root, lambda _step: None)
     await in_thread("disk", debian.tidy, root)
+
+
+def unpack_wheels(names: Sequence[str], scratch: Path, where: Callable[[str], Path]) -> None:
+    """Download wheels from PyPI with the host's own pip, and unpack each; no code runs. Blocking.
+
+    Args:
+        names: of packages that have a wheel for any platform or this one.
+        scratch: for the download.
+        where: the directory for a package.
+    """
+    wheels = scratch / "wheels"
+    _pip(["download", "--no-deps", "--dest", str(wheels), *names])
+    for file in wheels.iterdir():
+        with zipfile.ZipFile(file) as wheel:
+            wheel.extractall(where(file.name.partition("-")[0].lower()))
+
+
+def install(names: Sequence[str], target: Path) -> None:
+    """Install packages from PyPI and all they depend on into a directory. Blocking."""
+    options = ["--root-user-action=ignore", "--no-compile", "--target", str(target)]
+    _pip(["install", *options, *names])
+
+
+def _pip(arguments: Sequence[str]) -> None:
+    command = [sys.executable, "-m", "pip", arguments[0], "-q", "--disable-pip-version-check"]
+    command += ["--only-binary=:all:", "--python-version=3.11", "--implementation=cp"]
+    subprocess.run([*command, *arguments[1:]], check=True)
 
 
 def formats() -> str:

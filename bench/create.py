@@ -31,6 +31,7 @@ from dsec.base.errors import DsecError
 from dsec.edge.backends.launch_spec import CommandLimits, launch_spec
 from dsec.edge.launcher import Launchers
 from dsec.edge.record import SandboxRecord
+from dsec.images.records import Environment
 from dsec.linux.cgroup import groups
 from dsec.linux.cgroup.detect import detect
 from dsec.sdk import DSecClient, DSecContainerRunArgs
@@ -182,7 +183,7 @@ class Floor:
             id=name,
             project="",
             spec=SandboxSpec(image=IMAGE, limits=Limits(memory_mb=256, pids=128)),
-            image=self._image,
+            environment=Environment(image=self._image),
             created_at=0.0,
             uid_base=(20_000 + index) * 65536,
             directory=str(directory),

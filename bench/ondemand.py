@@ -65,11 +65,11 @@ async def make_image(place: Path) -> None:
 async def fill(corpus_place: Path, kind: Kind, place: Path) -> None:
     """Import the image into a node's state, and put it and its compressed layer into a store."""
     packed = corpus.load_packed(corpus_place / "layers.json")[IMAGE]
-    async with store_server(place / "store", kind) as server, server.past_link() as store:
+    async with store_server(place / "store", kind) as serving, serving.past_link() as store:
         async with nodes.publishing(place / "node", store) as published:
             await published.image(nodes.WARM, nodes.write_warm_image(place))
             await published.image(IMAGE, corpus_place / "layout")
-        await store.put_blob(corpus_place / packed.path, packed.digest)
+        await serving.keep(corpus_place / packed.path, packed.digest)
 
 
 def _args(*, trace: str | None = None, record: bool = False) -> DSecContainerRunArgs:

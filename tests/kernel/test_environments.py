@@ -200,7 +200,7 @@ async def test_a_store_that_is_gone_is_an_error_and_comes_back(
         environment = await images.environments.compose(ALL)
         async with seen(images, ALL, "s1", tmp_path) as root:
             assert (root / "etc/os-release").read_bytes() == b"ID=test\n"
-            store.rename(tmp_path / "away")
+            store.rename(tmp_path / "away")  # noqa: ASYNC240
             with pytest.raises(OSError, match="Input/output error"):
                 await anyio.Path(root / "usr/share/large").read_bytes()
             with anyio.fail_after(30):

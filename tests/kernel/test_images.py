@@ -535,7 +535,7 @@ async def test_a_file_system_that_cannot_carry_images_is_named(place: Path) -> N
     try:
         async with ImageService(place / "small", place / "run") as images:
             record = await imported(images, place / "t.tar")
-            with pytest.raises(Unsupported, match="small.* cannot carry images; keep the state"):
+            with pytest.raises(Unsupported, match=r"small.* cannot carry images; keep the state"):
                 await mounted(images, record, "sbx1")
     finally:
         mounts.umount(place / "small")

@@ -25,7 +25,8 @@ from dsec.images.lazy.config import FrontName
 from dsec.images.lazy.front_fanotify import FanotifyFront
 from dsec.images.lazy.front_fuse import FuseFront, node_of
 from dsec.images.lazy.interface import Front
-from dsec.linux import fuse, mounts
+from dsec.images.lazy.places import Places
+from dsec.linux import fanotify, fuse, mounts
 from tests.kernel.erofs_over import (
     MAP,
     Image,
@@ -94,11 +95,15 @@ async def inside(manager: AbstractContextManager[T]) -> AsyncIterator[T]:
 
 @contextmanager
 def opened_front(kind: FrontName, place: Path) -> Iterator[Front]:
-    with kernel_side.opened(kind, place / "data", place) as descriptor:
-        if kind == "fuse":
+    if kind == "fuse":
+        with kernel_side.mounted(place / "data") as descriptor:
             yield FuseFront(descriptor, place / "data", 0)
-        else:
-            yield FanotifyFront(descriptor, 0)
+    else:
+        group = fanotify.open_group()
+        try:
+            yield FanotifyFront(group, 0)
+        finally:
+            os.close(group)
 
 
 @asynccontextmanager
@@ -318,7 +323,7 @@ async def test_a_successor_answers_what_was_left(place: Path, image: Image) -> N
     reader = SlowReader(image.blob.read_bytes(), place / "cache")
     reader.missing = lambda _chunk: True
     data = place / "data"
-    with contextlib.closing(reader), kernel_side.opened("fuse", data, place) as descriptor:
+    with contextlib.closing(reader), kernel_side.mounted(data) as descriptor:
         async with contextlib.AsyncExitStack() as stack:
             first = FuseFront(descriptor, data, 0)
             device = await first.expose("device", reader)
@@ -403,5 +408,7 @@ async def test_a_file_system_without_events_is_refused(place: Path) -> None:
         with contextlib.closing(reader), opened_front("fanotify", place) as front:
             with pytest.raises(Unsupported):
                 await front.expose("device", reader)
-    with pytest.raises(Unsupported, match="ext4"), opened_front("fanotify", memory):
-        pass
+        places = Places(place)
+        with pytest.raises(Unsupported, match="ext4"):
+            with kernel_side.opened("fanotify", places, Path(elsewhere)):
+                pass

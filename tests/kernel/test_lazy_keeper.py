@@ -22,9 +22,10 @@ import pytest
 from dsec.base.errors import Conflict, InternalError, Unavailable, Unsupported
 from dsec.images.lazy import keeper
 from dsec.images.lazy.config import FillerConfig, FrontName
-from dsec.images.lazy.fronts import Handed, Places
+from dsec.images.lazy.handed import Handed
 from dsec.images.lazy.holder import Holder, is_held, read_holder
 from dsec.images.lazy.keeper import Restarts, bound_log
+from dsec.images.lazy.places import Places
 from dsec.images.lazy.starting import ensure_filler
 from dsec.linux import mounts, pidfd
 from tests.kernel.erofs_over import Image, make_image, mounted, outcome, start_reader
@@ -74,8 +75,7 @@ class Filler:
         return Places(self.config.home)
 
     async def ensure(self, timeout_s: float = PATIENCE_S) -> bool:
-        config = self.config
-        return await ensure_filler(config, config.socket, keeper=KEEPER, timeout_s=timeout_s)
+        return await ensure_filler(self.config, keeper=KEEPER, timeout_s=timeout_s)
 
     @property
     def holder(self) -> Holder:
@@ -85,9 +85,13 @@ class Filler:
         return holder
 
     def workers(self) -> list[int]:
-        pid = self.holder.pid
-        text = Path(f"/proc/{pid}/task/{pid}/children").read_text()
-        return [int(word) for word in text.split()]
+        return [pid for pid in children_of(self.holder.pid) if not is_anchor(pid)]
+
+    def anchor(self) -> int:
+        """The anchor; of a keeper that is its parent."""
+        (pid,) = [pid for pid in children_of(self.holder.pid) if is_anchor(pid)]
+        self.seen.add(pid)
+        return pid
 
     def worker(self, after: int = 0) -> int:
         """The worker that runs, another one than `after`."""
@@ -134,9 +138,16 @@ def filler(tmp_path: Path, image: Image) -> Iterator[Filler]:
     assert left == []
 
 
-def children_of_this_process() -> list[int]:
-    text = Path(f"/proc/self/task/{os.getpid()}/children").read_text()
+def children_of(pid: int) -> list[int]:
+    text = Path(f"/proc/{pid}/task/{pid}/children").read_text()
     return [int(word) for word in text.split()]
+
+
+def is_anchor(pid: int) -> bool:
+    try:
+        return b"dsec.images.lazy.anchor" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
 
 
 def links(pid: int) -> list[str]:
@@ -273,8 +284,8 @@ async def test_it_is_started_once_and_outlives_its_starter(filler: Filler) -> No
     pid = filler.holder.pid
     assert os.getsid(pid) == pid
     assert os.readlink(f"/proc/{pid}/cwd") == "/"  # noqa: PTH115
-    assert pid not in children_of_this_process()
-    assert [child for child in children_of_this_process() if not runs(child)] == []
+    assert pid not in children_of(os.getpid())
+    assert [child for child in children_of(os.getpid()) if not runs(child)] == []
 
 
 async def test_keeper_and_worker_have_no_descriptors_but_their_own(filler: Filler) -> None:

@@ -189,6 +189,7 @@ class DataUnavailable(Unavailable):
     """The store does not give data of an environment; it works again when the store does."""
 
     code = "data_unavailable"
+    retryable = False  # the node itself has tried for as long as it is told to
 
 
 class InternalError(DsecError):

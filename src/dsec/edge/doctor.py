@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import stat
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from dsec.images.erofs.tree import Inode, Tree
+from dsec.images.erofs.write import write_image
 from dsec.kit.blocking import in_thread
 from dsec.linux import hostinfo, probes
 from dsec.linux.cgroup.detect import detect
@@ -68,7 +71,7 @@ def _kernel(state: Path) -> list[Check]:
         Check(
             "erofs",
             containers,
-            partial(probes.erofs_from_file, state),
+            partial(probes.erofs_from_file, state, _small_image),
             "use a kernel with EROFS file-backed mounts (6.12), put the state directory on ext4, xfs "
             "or btrfs, and install erofs-utils",
         ),
@@ -131,9 +134,12 @@ def _machines() -> list[Check]:
     ]
 
 
+def _small_image(path: Path) -> None:
+    write_image(Tree(Inode(stat.S_IFDIR | 0o755)), path)
+
+
 def _programs() -> list[Check]:
     wanted = [
-        ("mkfs.erofs", "importing images", "erofs-utils"),
         ("skopeo", "pulling images", "skopeo"),
         ("mmdebstrap", "building Debian images", "mmdebstrap"),
         ("docker", "exporting images from Docker", "docker.io; not needed otherwise"),

@@ -143,15 +143,19 @@ def overlay(directory: Path) -> str:
     return _in_own_mounts(work)
 
 
-def erofs_from_file(directory: Path) -> str:
-    """Mount an EROFS image that is a plain file in a directory."""
+def erofs_from_file(directory: Path, make: Callable[[Path], object]) -> str:
+    """Mount an EROFS image that is a plain file in a directory.
+
+    Args:
+        directory: where it is tried.
+        make: writes a small image.
+    """
 
     def work() -> str:
         with tempfile.TemporaryDirectory(dir=directory) as scratch:
-            source, image, target = (Path(scratch, name) for name in ("a", "image", "b"))
-            source.mkdir()
+            image, target = Path(scratch, "image"), Path(scratch, "root")
             target.mkdir()
-            process.run(["mkfs.erofs", str(image), str(source)], timeout_s=10)
+            make(image)
             mounts.mount_erofs(image, target)
             mounts.umount(target)
         return "no loop device needed"

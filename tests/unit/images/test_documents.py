@@ -3,8 +3,7 @@ from __future__ import annotations
 import pytest
 
 from dsec.base.errors import InternalError, InvalidRequest, Unsupported
-from dsec.images.compose import plan_layers
-from dsec.images.importer import key_over
+from dsec.images.compose import MergeLimits, key_of_merged, key_over, plan_layers, plan_merges
 from dsec.images.oci.archive import ArchiveKind, kind_of_names
 from dsec.images.oci.compression import sniff
 from dsec.images.oci.documents import (
@@ -20,12 +19,14 @@ from dsec.images.records import (
     ImageRecord,
     LayerRecord,
     check_digest,
-    decode_image,
-    decode_layer,
     digest_of,
     encode,
     env_from_pairs,
 )
+from dsec.images.records import (
+    decode as decode_record,
+)
+from dsec.images.store.interface import BlobRef
 
 ID = "ab" * 32
 
@@ -101,7 +102,7 @@ def test_damaged_documents_are_named() -> None:
     with pytest.raises(InvalidRequest, match="the thing"):
         decode(b"{", ConfigFile, "the thing")
     with pytest.raises(InternalError, match=r"/x\.json"):
-        decode_image(b"{}", "/x.json")
+        decode_record(b"{}", ImageRecord, "/x.json")
 
 
 @pytest.mark.parametrize(
@@ -113,9 +114,31 @@ def test_digests(text: str) -> None:
     assert check_digest(f"sha256:{ID}")
 
 
+def layer_of(digest: str, content_bytes: int, devices: list[str]) -> LayerRecord:
+    return LayerRecord(
+        digest=digest,
+        source="s",
+        created_at=2.5,
+        meta=BlobRef("m", 1),
+        devices=devices,
+        content_bytes=content_bytes,
+    )
+
+
+def test_consecutive_layers_are_merged_up_to_a_size() -> None:
+    limits = MergeLimits(content_bytes=100, devices=3)
+    layers = [layer_of(name, 40, [name]) for name in "abcde"]
+    assert plan_merges(layers, limits) == [["a", "b"], ["c", "d"], ["e"]]
+    assert plan_merges(layers, MergeLimits(1000, 3)) == [["a", "b", "c"], ["d", "e"]]
+    assert plan_merges([layer_of("a", 101, [])], limits) == [["a"]]
+    assert plan_merges([layers[0], layers[1], layers[0]], limits) == [["b", "a"]]
+    assert plan_merges([], limits) == []
+    assert key_of_merged(["a", "b"], bottom=True) != key_of_merged(["a", "b"], bottom=False)
+
+
 def test_records_round_trip() -> None:
-    layer = LayerRecord(digest=f"sha256:{ID}", source="s", size_bytes=1, created_at=2.5, mkfs="1.5")
-    assert decode_layer(encode(layer), "f") == layer
+    layer = layer_of("a", 5, ["d1", "d2"])
+    assert decode_record(encode(layer), LayerRecord, "f") == layer
     image = ImageRecord(
         name="a/b:c",
         digest=f"sha256:{ID}",
@@ -125,7 +148,7 @@ def test_records_round_trip() -> None:
         source="ü",
         config=ImageConfig(env={"A": "b"}, workdir="/w", user="u", entrypoint=["e"], cmd=["c"]),
     )
-    assert decode_image(encode(image), "f") == image
+    assert decode_record(encode(image), ImageRecord, "f") == image
 
 
 def test_digests_of_images_depend_on_all() -> None:

@@ -53,13 +53,16 @@ class Anchor:
         keeper: socket.socket | None = connection
         while keeper is not None:
             _wait_end(keeper)
-            # With worker and keeper gone, nobody else answers what they had taken.
-            fanotify.deny_unanswered(self._group)
-            keeper = self._deny_until_relieved()
+            keeper = self._stand_in() if self._is_needed() else None
 
-    def _deny_until_relieved(self) -> socket.socket | None:
-        """The next keeper; None if there is nothing left to keep."""
-        while fanotify.is_in_use(self._group, self._cache):
+    def _is_needed(self) -> bool:
+        return fanotify.is_in_use(self._group, self._cache)
+
+    def _stand_in(self) -> socket.socket | None:
+        """Deny until the next keeper comes, or return None when there is nothing left to keep."""
+        # With worker and keeper gone, nobody else answers what they had taken.
+        fanotify.deny_unanswered(self._group)
+        while self._is_needed():
             look_at = self._clock.monotonic() + LOOK_EVERY_S
             while (rest_s := look_at - self._clock.monotonic()) > 0:
                 if keeper := self._next_keeper():

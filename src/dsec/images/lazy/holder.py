@@ -23,6 +23,8 @@ class Holder(Struct, kw_only=True, frozen=True):
     config: str
     """Digest of the settings its worker has."""
     front: FrontName
+    inherited: bool = False
+    """What an earlier keeper had mounted is good: its fanotify group is this one's."""
     resting: bool = False
     """It has given up on its worker and waits for SIGHUP; reads fail."""
 

@@ -2,8 +2,8 @@
 
 `python -m dsec.images.lazy.keeper [--background] CONFIG`. It mounts, and starts the worker with
 the connection; a worker that dies is started again, and those who read meanwhile wait. Signals:
-SIGTERM ends it and the front, SIGHUP reads CONFIG again and replaces the worker. With
-`--background` the command returns when the worker has been started, or with the reason why not.
+SIGTERM ends it and the front, SIGHUP reads CONFIG again and replaces the worker. A fanotify group
+outlives it for as long as anything is mounted over it (`anchor.py`). With `--background` the command returns when the worker has been started, or with the reason why not.
 """
 
 from __future__ import annotations
@@ -26,8 +26,10 @@ from dsec.base.clock import Clock, SystemClock
 from dsec.base.errors import Conflict, DsecError, InternalError, InvalidRequest, StorageFull
 from dsec.images.lazy import kernel_side
 from dsec.images.lazy.config import load_config
-from dsec.images.lazy.fronts import VARIABLE, Handed, Places
+from dsec.images.lazy.handed import VARIABLE, Handed
 from dsec.images.lazy.holder import Holder, Lock, digest_of
+from dsec.images.lazy.kernel_side import KernelSide
+from dsec.images.lazy.places import Places
 from dsec.kit import log
 from dsec.linux import fanotify, pidfd
 from dsec.linux.spawn import Child, spawn
@@ -44,7 +46,9 @@ _PATIENCE_S = 5.0
 _LOCK_TRIES, _LOCK_PAUSE_S = 40, 0.05
 """Who looks whether the lock is held has it for a moment."""
 _LOOK_EVERY_S = 10.0
-_KERNEL_IN_WORKER = 3
+_ANCHOR_PAUSE_S = 1.0
+"""Between two anchors that end."""
+_KERNEL_IN_WORKER, _CONNECTION_IN_WORKER = 3, 4
 _ENDING = frozenset({signal.SIGTERM, signal.SIGINT})
 _SIGNALS = _ENDING | {signal.SIGHUP, signal.SIGCHLD}
 
@@ -88,7 +92,8 @@ class Keeper:
         self._restarts = Restarts(clock)
         self._generation = 0
         self._child: Child | None = None
-        self._start_at = clock.monotonic()
+        self._start_at = self._renew_at = clock.monotonic()
+        self._inherited = False
 
     def run(self, started: Callable[[], None]) -> int:
         """Keep the worker alive until told to end; the exit status.
@@ -97,8 +102,9 @@ class Keeper:
             started: called when the first worker has been started.
         """
         config = self._config
-        data, cache = Places(config.home).data, Path(config.cache)
-        with kernel_side.opened(config.front, data, cache) as kernel:
+        with kernel_side.opened(config.front, Places(config.home), Path(config.cache)) as kernel:
+            self._inherited = kernel.inherited
+            self._generation += kernel.inherited
             try:
                 self._start(kernel)
                 started()
@@ -106,7 +112,7 @@ class Keeper:
             finally:
                 self._stop()
 
-    def _watch(self, kernel: int) -> int:
+    def _watch(self, kernel: KernelSide) -> int:
         while True:
             received = _next_signal(self._pause_s())
             if received in _ENDING:
@@ -115,6 +121,7 @@ class Keeper:
                 self._reload()
             bound_log(Places(self._config.home).log)
             status = self._ended()
+            self._tend(kernel)
             if status == 0 or (status is not None and not self._plan_restart(kernel, status)):
                 return min(status, 1)
             if self._child is None and self._clock.monotonic() >= self._start_at:
@@ -125,10 +132,20 @@ class Keeper:
             return _LOOK_EVERY_S
         return max(0.0, self._start_at - self._clock.monotonic())
 
-    def _start(self, kernel: int) -> None:
+    def _tend(self, kernel: KernelSide) -> None:
+        now = self._clock.monotonic()
+        if now >= self._renew_at and kernel.renew_anchor():
+            self._renew_at = now + _ANCHOR_PAUSE_S
+            self._stop()
+            self._start_at = now
+
+    def _start(self, kernel: KernelSide) -> None:
         handed = Handed(_KERNEL_IN_WORKER, self._generation, os.getpid())
         environ = {**os.environ, VARIABLE: handed.encode()}
-        self._child = spawn(self._argv, {_KERNEL_IN_WORKER: kernel}, environ)
+        given = {_KERNEL_IN_WORKER: kernel.descriptor}
+        if kernel.connection is not None:
+            given[_CONNECTION_IN_WORKER] = kernel.connection
+        self._child = spawn(self._argv, given, environ)
         logger.info("worker started", extra={"pid": self._child.pid, "nth": self._generation})
         self._generation += 1
         self._say(resting=False)
@@ -136,7 +153,13 @@ class Keeper:
     def _say(self, *, resting: bool) -> None:
         config = self._config
         self._lock.write(
-            Holder(pid=os.getpid(), config=digest_of(config), front=config.front, resting=resting)
+            Holder(
+                pid=os.getpid(),
+                config=digest_of(config),
+                front=config.front,
+                resting=resting,
+                inherited=self._inherited,
+            )
         )
 
     def _ended(self) -> int | None:
@@ -146,7 +169,7 @@ class Keeper:
         child, self._child = self._child, None
         return child.reap()
 
-    def _plan_restart(self, kernel: int, status: int) -> bool:
+    def _plan_restart(self, kernel: KernelSide, status: int) -> bool:
         """Whether to go on after the worker has failed."""
         delay = self._restarts.delay_after_end()
         logger.warning("worker ended", extra={"status": status, "again_in_s": delay})
@@ -157,7 +180,7 @@ class Keeper:
         if self._config.front == "fuse":
             return False  # the connection closes, which fails them
         self._say(resting=True)
-        return self._deny_until_told(kernel)
+        return self._deny_until_told(kernel.descriptor)
 
     def _deny_until_told(self, kernel: int) -> bool:
         """Fail all reads by hand: to close a fanotify group would give zeros."""

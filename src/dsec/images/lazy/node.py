@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import anyio
 
-from dsec.base.errors import DsecError, Unavailable
+from dsec.base.errors import Unavailable
 from dsec.images.lazy.client import FillerClient
 from dsec.images.lazy.config import FillerConfig
-from dsec.images.lazy.fronts import Places
 from dsec.images.lazy.holder import is_held
+from dsec.images.lazy.places import Places
 from dsec.images.lazy.starting import ensure_filler
 from dsec.kit.blocking import in_thread
 
@@ -22,6 +22,7 @@ class NodeFiller:
     def __init__(self, config: FillerConfig) -> None:
         self._config = config
         self._client = FillerClient(config.socket)
+        self._lock = Places(config.home).lock
         self._started = anyio.Event()
         self._turn = anyio.Lock()
 
@@ -43,7 +44,7 @@ class NodeFiller:
         if not self._started.is_set():
             async with self._turn:
                 if not self._started.is_set():
-                    await ensure_filler(self._config, self._config.socket)
+                    await ensure_filler(self._config)
                     self._started.set()
         return self._client
 
@@ -54,16 +55,19 @@ class NodeFiller:
             Unavailable: it cannot be started.
         """
         async with self._turn:
-            return await ensure_filler(self._config, self._config.socket)
+            return await ensure_filler(self._config)
 
     async def find(self) -> bool:
-        """Whether one runs already, left by an earlier edge; then it is used from now on."""
-        try:
-            await self._client.status()
-        except DsecError:
+        """Whether one runs already, left by an earlier edge; then it is used from now on.
+
+        Raises:
+            Unavailable: it runs and does not answer.
+        """
+        if not await in_thread("disk", is_held, self._lock):
             return False
-        await self.client()
-        return True
+        started = await self.revive()
+        self._started.set()
+        return not started
 
     async def shutdown(self) -> None:
         """End it and wait until it is gone. Who still stands on its data reads EIO from then on.
@@ -71,10 +75,10 @@ class NodeFiller:
         Raises:
             Unavailable: it does not answer, or does not end in time.
         """
+        await self.revive()  # its worker may be on its way up again
         await self._client.shutdown()
-        lock = Places(self._config.home).lock
         with anyio.move_on_after(END_TIMEOUT_S):
-            while await in_thread("disk", is_held, lock):
+            while await in_thread("disk", is_held, self._lock):  # noqa: ASYNC110 - another process
                 await anyio.sleep(PAUSE_S)
             return
         raise Unavailable(f"the filler does not end within {END_TIMEOUT_S:g} s")

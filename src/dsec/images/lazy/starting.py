@@ -14,8 +14,8 @@ import msgspec
 
 from dsec.base.errors import Conflict, InternalError, Unavailable, error_from
 from dsec.images.lazy.config import FillerConfig
-from dsec.images.lazy.fronts import Places
 from dsec.images.lazy.holder import Holder, digest_of, is_held, read_holder
+from dsec.images.lazy.places import Places
 from dsec.kit.blocking import in_thread
 from dsec.linux import pidfd
 from dsec.linux.process import CommandFailed, run_async
@@ -29,7 +29,6 @@ _LOG_TAIL_BYTES = 2000
 
 async def ensure_filler(
     config: FillerConfig,
-    socket: Path,
     *,
     keeper: Sequence[str] = KEEPER,
     timeout_s: float = _TIMEOUT_S,
@@ -41,12 +40,12 @@ async def ensure_filler(
 
     Args:
         config: the settings.
-        socket: where it will answer.
         keeper: the command that becomes the keeper.
         timeout_s: for all of it.
 
     Returns:
-        Whether a keeper was started: then mounts over data of an earlier one are dead.
+        Whether mounts over data of an earlier one are dead: a keeper was started, and has not
+        taken over what the last one left.
 
     Raises:
         Conflict: the one that runs has another front, which takes an end of all sandboxes.
@@ -57,7 +56,7 @@ async def ensure_filler(
     try:
         with anyio.fail_after(timeout_s):
             started = await _have_keeper(config, places, keeper)
-            while not await _answers(socket):
+            while not await _answers(config.socket):
                 await _check_alive(places)
                 await anyio.sleep(_PAUSE_S)
             return started
@@ -67,7 +66,7 @@ async def ensure_filler(
 
 
 async def _have_keeper(config: FillerConfig, places: Places, keeper: Sequence[str]) -> bool:
-    """Come to a keeper whose worker has these settings; whether it was started here."""
+    """Come to a keeper whose worker has these settings; see `ensure_filler`."""
     wanted, told, started = digest_of(config), False, False
     while True:
         holder = await in_thread("disk", read_holder, places.lock)
@@ -77,7 +76,7 @@ async def _have_keeper(config: FillerConfig, places: Places, keeper: Sequence[st
         elif holder.front != config.front:
             raise Conflict(f"a filler runs that shows data by {holder.front}; end it first")
         elif holder.config == wanted and not holder.resting:
-            return started
+            return started and not holder.inherited
         elif not told:
             await in_thread("disk", _write_config, config, places)
             told = await in_thread("disk", _tell, holder, places)
