@@ -22,6 +22,7 @@ import itertools
 import shlex
 import shutil
 import statistics
+import subprocess
 import tempfile
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -217,8 +218,11 @@ class Download:
             layers = [self._place / layer for layer in reversed(environment.layers)]
             script = "\n".join(["set -e", *tool_calls(environment)])
             command = ["bash", "-c", script]
-            if not await eager.run_in(layers, self._place / "sandboxes" / name, command):
+            try:
+                await eager.run_in(layers, self._place / "sandboxes" / name, command)
+            except subprocess.CalledProcessError as error:
                 self.failures += 1
+                say(f"{environment.image}: {error.stderr.decode(errors='replace')[-500:]}")
 
     async def _layer(self, name: str) -> None:
         async with self._layers.holding(name):

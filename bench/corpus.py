@@ -6,6 +6,7 @@ that was broken off leaves nothing that looks finished. Delete `.cache/bench` to
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -194,16 +195,17 @@ async def filled(name: str, fill: Callable[[Path], Awaitable[None]]) -> Path:
 
 
 def disk_bytes(root: Path) -> int:
-    """What a tree takes of the disk: allocated blocks, each inode once. Blocking."""
-    seen: set[tuple[int, int]] = set()
-    total = 0
+    """What a tree takes of the disk: allocated blocks, each inode once. Blocking.
+
+    What is removed meanwhile does not count.
+    """
+    sizes: dict[tuple[int, int], int] = {}
     for directory, names, files in os.walk(root):
         for name in (*names, *files, "."):
-            facts = os.lstat(os.path.join(directory, name))  # noqa: PTH118 - millions of them
-            if (key := (facts.st_dev, facts.st_ino)) not in seen:
-                seen.add(key)
-                total += facts.st_blocks * 512
-    return total
+            with contextlib.suppress(FileNotFoundError):
+                facts = os.lstat(os.path.join(directory, name))  # noqa: PTH118 - so many of them
+                sizes[facts.st_dev, facts.st_ino] = facts.st_blocks * 512
+    return sum(sizes.values())
 
 
 def drop_cached(root: Path) -> None:

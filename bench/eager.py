@@ -48,12 +48,15 @@ async def run_in(layers: Sequence[Path], place: Path, command: Sequence[str]) ->
 
     Returns:
         What it printed.
+
+    Raises:
+        CalledProcessError: it failed.
     """
     await in_thread("disk", _prepare, place)
     lower = ":".join(map(str, layers))
     argv = ["unshare", "--mount", "--pid", "--ipc", "--uts", "--net", "--fork", "--kill-child"]
     argv += ["bash", "-c", _IN_SANDBOX, "bash", str(place / "mnt"), lower, str(place), *command]
-    ended = await anyio.run_process(argv, stdin=subprocess.DEVNULL, stderr=None)
+    ended = await anyio.run_process(argv, stdin=subprocess.DEVNULL)
     return ended.stdout
 
 

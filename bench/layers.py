@@ -184,4 +184,4 @@ async def main(options: argparse.Namespace) -> dict[str, object]:
 
 
 if __name__ == "__main__":
-    report(main, rounds=2, sandboxes=64)
+    report(main, rounds=1, sandboxes=64)

@@ -25,7 +25,8 @@ def rows(cls: type[DsecError], depth: int = 0) -> list[str]:
         f"| {indent}`{cls.__name__}` | `{cls.code}` | {cls.http_status} | {cls.exit_status} "
         f"| {'yes' if cls.retryable else ''} | {meaning} |"
     )
-    return [row, *(line for sub in cls.__subclasses__() for line in rows(sub, depth + 1))]
+    below = [sub for sub in cls.__subclasses__() if sub.__module__ == cls.__module__]
+    return [row, *(line for sub in below for line in rows(sub, depth + 1))]
 
 
 def render() -> str:

@@ -18,6 +18,7 @@ NOT_APPLICABLE: dict[str, dict[str, str]] = {
         "kernel-files": "there is no /proc, /sys or FIFO in the simulated file system",
         "kernel-limits": "argument size limits are the kernel's; the simulation has none",
         "enforced-disk": "simulated files have no limit of their own; the sandbox's warnings say so",
+        "layers": "simulated sandboxes have no file system that layers could be laid over",
         "enforced-cpu": "nothing computes, so no processor time is used",
     },
     "container": {},

@@ -14,6 +14,7 @@ import pytest
 from dsec import DSecClient, DSecContainerRunArgs, Sandbox
 from tests.contract import image
 from tests.contract.capabilities import BACKENDS, missing
+from tests.contract.parts import Parts
 from tests.contract.server import Server
 from tests.pristine import pristine_node, snapshot
 
@@ -136,3 +137,11 @@ async def sandbox(client: DSecClient, args: MakeArgs) -> AsyncIterator[Sandbox]:
     """A fresh sandbox with default limits."""
     async with await client.run_container(args()) as made:
         yield made
+
+
+@pytest.fixture
+async def parts(client: DSecClient, backend: str, tmp_path: Path) -> AsyncIterator[Parts]:
+    """Publishes layers and imports images; all of them are gone after the test."""
+    made = Parts(client, tmp_path, backend)
+    yield made
+    await made.close()

@@ -5,10 +5,8 @@ Needs root, and umoci, skopeo, docker-registry and zstd of Debian.
 
 from __future__ import annotations
 
-import io
 import os
 import re
-import stat
 import subprocess
 import sys
 import tarfile
@@ -32,10 +30,12 @@ from dsec.base.errors import (
 )
 from dsec.images.importer import file_digest
 from dsec.images.oci.layer import Limits
-from dsec.images.records import Environment, EnvironmentPart, ImageRecord, view
+from dsec.images.records import ImageRecord
 from dsec.images.service import ImageService, finish
 from dsec.linux import mounts
 from dsec.wire.public_v1 import ImageProgress, PullImage
+from tests.kernel.trees import assert_same, mounted, overlaid, run
+from tests.tars import Tar
 
 pytestmark = [pytest.mark.anyio, pytest.mark.needs_root]
 
@@ -68,52 +68,7 @@ async def images(place: Path) -> AsyncIterator[ImageService]:
         yield service
 
 
-def run(*argv: str | Path, cwd: Path | None = None) -> str:
-    done = subprocess.run(argv, cwd=cwd, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, f"{argv}: {done.stdout}{done.stderr}"
-    return done.stdout
-
-
-# -- tars made by hand -------------------------------------------------------------------------
-
-
-class Tar:
-    """A layer's tar, entry by entry."""
-
-    def __init__(self, form: int = tarfile.PAX_FORMAT) -> None:
-        self._bytes = io.BytesIO()
-        self._tar = tarfile.TarFile(fileobj=self._bytes, mode="w", format=form)
-
-    def add(self, name: str | bytes, kind: bytes = tarfile.REGTYPE, **fields: Any) -> Tar:
-        info = tarfile.TarInfo(os.fsdecode(name))
-        info.type = kind
-        info.mtime = fields.pop("mtime", 1_500_000_000)
-        info.mode = fields.pop("mode", 0o755 if kind == tarfile.DIRTYPE else 0o644)
-        content = fields.pop("content", b"")
-        info.pax_headers = {
-            f"SCHILY.xattr.{key}": value.decode("utf-8", "surrogateescape")
-            for key, value in fields.pop("xattrs", {}).items()
-        }
-        for key, value in fields.items():
-            setattr(info, key, value)
-        info.size = len(content)
-        self._tar.addfile(info, io.BytesIO(content))
-        return self
-
-    def dirs(self, *names: str) -> Tar:
-        for name in names:
-            self.add(name, tarfile.DIRTYPE)
-        return self
-
-    def link(self, name: str, target: str) -> Tar:
-        return self.add(name, tarfile.LNKTYPE, linkname=target)
-
-    def symlink(self, name: str, target: str, **fields: Any) -> Tar:
-        return self.add(name, tarfile.SYMTYPE, linkname=target, mode=0o777, **fields)
-
-    def data(self) -> bytes:
-        self._tar.close()
-        return self._bytes.getvalue()
+# -- tars made by hand --------------------------------------------------------------------------
 
 
 def first_layer() -> bytes:
@@ -197,66 +152,7 @@ def reference_tree(layout: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
     return bundle / "rootfs"
 
 
-# -- comparing ---------------------------------------------------------------------------------
-
-
-def describe(path: Path, *, is_root: bool) -> dict[str, Any]:
-    status = path.lstat()
-    kind = stat.S_IFMT(status.st_mode)
-    found: dict[str, Any] = {
-        "mode": oct(status.st_mode),
-        "owner": (status.st_uid, status.st_gid),
-        "mtime": None if is_root else int(status.st_mtime_ns // 10**9),
-        "xattrs": {
-            name: os.getxattr(path, name, follow_symlinks=False)
-            for name in os.listxattr(path, follow_symlinks=False)
-        },
-    }
-    if kind in (stat.S_IFCHR, stat.S_IFBLK):
-        found["rdev"] = (os.major(status.st_rdev), os.minor(status.st_rdev))
-    if kind == stat.S_IFLNK:
-        found["target"] = str(path.readlink())
-    if kind == stat.S_IFREG:
-        found["content"] = path.read_bytes()
-    if kind != stat.S_IFDIR:
-        found["nlink"] = status.st_nlink
-    return found
-
-
-def inventory(root: Path) -> dict[str, dict[str, Any]]:
-    found = {}
-    for directory, directories, files in os.walk(root):
-        for name in [".", *directories, *files]:
-            path = Path(directory) / name
-            relative = str(path.relative_to(root))
-            found[relative] = describe(path, is_root=relative == ".")
-    return found
-
-
-async def mounted(images: ImageService, record: ImageRecord, owner: str) -> list[Path]:
-    part = EnvironmentPart(label="image", layers=record.mounts or record.layers)
-    return await images.environments.mount(Environment(image=view(record), parts=[part]), owner)
-
-
-async def overlaid(images: ImageService, record: ImageRecord, target: Path) -> Path:
-    """A read-only overlay of an image, as a sandbox would see it."""
-    layers = await mounted(images, record, "sbx-test")
-    return mount_view(layers, target)
-
-
-def mount_view(layers: list[Path], target: Path) -> Path:
-    target.mkdir()
-    (target.parent / "empty").mkdir(exist_ok=True)
-    stack = layers if len(layers) > 1 else [*layers, target.parent / "empty"]
-    mounts.mount_overlay_view([str(layer) for layer in stack], target)
-    return target
-
-
-def assert_same(found: Path, expected: Path) -> None:
-    ours, theirs = inventory(found), inventory(expected)
-    assert sorted(ours) == sorted(theirs)
-    for name in ours:
-        assert ours[name] == theirs[name], name
+# -- against umoci -----------------------------------------------------------------------------
 
 
 async def imported(images: ImageService, path: Path, name: str = "t") -> ImageRecord:

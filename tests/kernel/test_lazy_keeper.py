@@ -237,6 +237,125 @@ async def test_a_keeper_killed_too_fails_reads_and_the_next_one_works(
         assert await aside(lambda: outcome(start_reader(root))) == image.digests()
 
 
+def kill_together(*pids: int) -> None:
+    """None of them does anything after the first has died."""
+    for number in (signal.SIGSTOP, signal.SIGKILL):
+        for pid in pids:
+            os.kill(pid, number)
+
+
+@pytest.mark.parametrize("how", ["keeper first", "worker first", "together", "in order"])
+async def test_an_anchor_denies_until_the_next_keeper_serves_the_same_mounts(
+    filler: Filler, image: Image, how: str
+) -> None:
+    filler.front, filler.options = "fanotify", {"delay_s": "0.02"}
+    assert await filler.ensure()
+    keeper, worker, anchor = filler.holder.pid, filler.worker(), filler.anchor()
+
+    def end_both() -> None:
+        eventually(fetch_note(filler.place / "cache", worker).exists, PATIENCE_S)
+        match how:
+            case "keeper first":
+                os.kill(keeper, signal.SIGKILL)
+            case "worker first":
+                kill_together(worker, keeper)
+            case "together":
+                kill_together(keeper, worker)
+            case _:
+                os.kill(keeper, signal.SIGTERM)
+
+    with mounted(image, filler.device(), filler.place / "mnt") as root:
+        right = image.digests()
+        for each in await aside(lambda: read_all_while(end_both, root)):
+            assert {got for name, got in each.items() if got != right[name]} == {EIO}
+            assert each.keys() == right.keys()
+        eventually(lambda: not is_held(filler.places.lock), PATIENCE_S)
+        assert runs(anchor)
+        again = await aside(lambda: outcome(start_reader(root)))
+        assert EIO in again.values()
+
+        assert not await filler.ensure(), "the mounts are good"
+        assert filler.holder.inherited
+        assert await aside(lambda: outcome(start_reader(root))) == right
+        assert runs(anchor)
+    filler.end()
+    eventually(lambda: not runs(anchor), PATIENCE_S)
+
+
+async def test_an_anchor_nobody_needs_ends(filler: Filler, image: Image) -> None:
+    filler.front = "fanotify"
+    await filler.ensure()
+    anchor = filler.anchor()
+    with mounted(image, filler.device(), filler.place / "mnt") as root:
+        inside = os.open(root / "file00", os.O_RDONLY)
+        filler.end(signal.SIGKILL)
+    # The mount is detached and seen nowhere, but it lives.
+    assert await aside(lambda: denied(inside))
+    assert runs(anchor)
+    os.close(inside)
+    eventually(lambda: not runs(anchor), PATIENCE_S)
+    assert not filler.places.anchor.exists()
+    assert await filler.ensure(), "there was nothing to take over"
+    with mounted(image, filler.device(), filler.place / "mnt") as root:
+        assert await aside(lambda: outcome(start_reader(root))) == image.digests()
+
+
+def denied(file: int) -> bool:
+    try:
+        os.pread(file, 4096, 0)
+    except OSError as error:
+        return error.errno == errno.EIO
+    return False
+
+
+async def test_an_anchor_that_dies_is_replaced(filler: Filler, image: Image) -> None:
+    filler.front = "fanotify"
+    await filler.ensure()
+    first, worker = filler.anchor(), filler.worker()
+    with mounted(image, filler.device(), filler.place / "mnt") as root:
+        os.kill(first, signal.SIGKILL)
+        eventually(lambda: not runs(first), PATIENCE_S)
+        second = filler.worker(after=worker)
+        assert second != worker
+        await filler.ensure()
+        assert await aside(lambda: outcome(start_reader(root, 1))) == image.digests()
+        third = filler.anchor()
+        filler.end(signal.SIGKILL)
+        assert runs(third)
+    eventually(lambda: not runs(third), PATIENCE_S)
+
+
+async def test_signals_do_not_end_an_anchor(filler: Filler) -> None:
+    filler.front = "fanotify"
+    await filler.ensure()
+    anchor = filler.anchor()
+    pending = f"/proc/{anchor}/status"
+    eventually(lambda: blocks(pending, signal.SIGTERM), PATIENCE_S)
+    os.kill(anchor, signal.SIGTERM)
+    filler.worker()
+    assert not await filler.ensure()
+    assert runs(anchor)
+
+
+def blocks(status: str, number: signal.Signals) -> bool:
+    lines = Path(status).read_text().splitlines()
+    (mask,) = [line.split()[1] for line in lines if line.startswith("SigBlk:")]
+    return bool(int(mask, 16) >> (number - 1) & 1)
+
+
+async def test_fuse_waits_for_mounts_of_fanotify(filler: Filler, image: Image) -> None:
+    filler.front = "fanotify"
+    await filler.ensure()
+    with mounted(image, filler.device(), filler.place / "mnt"):
+        filler.end()
+        filler.front = "fuse"
+        with pytest.raises(Unavailable, match="live on"):
+            await filler.ensure()
+    assert await filler.ensure()
+    with mounted(image, filler.device(), filler.place / "mnt") as root:
+        assert await aside(lambda: outcome(start_reader(root))) == image.digests()
+
+
 async def test_ten_ends_in_a_minute_are_enough(filler: Filler) -> None:
     filler.options = {"exit": "3"}
     with pytest.raises(Unavailable, match="too many ends"):

@@ -210,10 +210,11 @@ def _begin_anew(directory: Path, state: State) -> None:
         fsync_path(directory)
     for leftover in directory.glob("*.write"):
         leftover.unlink()
-    # The same inodes: a mount of an earlier time may have the data open.
-    flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+    # New inodes: what a mount of an earlier time has open may be marked by fanotify, and to truncate
+    # it would wait for an answer that nobody gives while we start. Its readers are denied.
     for name in ("data", "map"):
-        os.close(os.open(directory / name, flags, 0o600))
+        (directory / name).unlink(missing_ok=True)
+        os.close(os.open(directory / name, os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
     os.truncate(directory / "data", state.size_bytes)
     (directory / "map").write_bytes(bytes(chunk_count(state.size_bytes, state.chunk_bytes)))
 

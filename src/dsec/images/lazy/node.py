@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import logging
+
 import anyio
 
-from dsec.base.errors import Unavailable
+from dsec.base.errors import DsecError, Unavailable
+from dsec.images.lazy.anchored import is_anchored
 from dsec.images.lazy.client import FillerClient
 from dsec.images.lazy.config import FillerConfig
 from dsec.images.lazy.holder import is_held
 from dsec.images.lazy.places import Places
 from dsec.images.lazy.starting import ensure_filler
 from dsec.kit.blocking import in_thread
+
+logger = logging.getLogger("dsec.images.filler")
 
 END_TIMEOUT_S = 20.0
 PAUSE_S = 0.02
@@ -22,7 +27,7 @@ class NodeFiller:
     def __init__(self, config: FillerConfig) -> None:
         self._config = config
         self._client = FillerClient(config.socket)
-        self._lock = Places(config.home).lock
+        self._places = Places(config.home)
         self._started = anyio.Event()
         self._turn = anyio.Lock()
 
@@ -48,6 +53,16 @@ class NodeFiller:
                     self._started.set()
         return self._client
 
+    async def warm(self) -> None:
+        """Have it run before it is needed, so that nobody waits for its start.
+
+        Raises nothing: whoever needs it is told why it cannot be started.
+        """
+        try:
+            await self.client()
+        except DsecError as error:
+            logger.warning("the filler does not start", extra={"why": error.message})
+
     async def revive(self) -> bool:
         """Have it run again if it is gone; whether it is another one now.
 
@@ -63,11 +78,15 @@ class NodeFiller:
         Raises:
             Unavailable: it runs and does not answer.
         """
-        if not await in_thread("disk", is_held, self._lock):
+        if not await in_thread("disk", self._is_there):
             return False
         started = await self.revive()
         self._started.set()
         return not started
+
+    def _is_there(self) -> bool:
+        """Also by what it left: a keeper can take over an anchor's group."""
+        return is_held(self._places.lock) or is_anchored(self._places.anchor)
 
     async def shutdown(self) -> None:
         """End it and wait until it is gone. Who still stands on its data reads EIO from then on.
@@ -78,7 +97,7 @@ class NodeFiller:
         await self.revive()  # its worker may be on its way up again
         await self._client.shutdown()
         with anyio.move_on_after(END_TIMEOUT_S):
-            while await in_thread("disk", is_held, self._lock):  # noqa: ASYNC110 - another process
+            while await in_thread("disk", is_held, self._places.lock):  # noqa: ASYNC110 - another process
                 await anyio.sleep(PAUSE_S)
             return
         raise Unavailable(f"the filler does not end within {END_TIMEOUT_S:g} s")

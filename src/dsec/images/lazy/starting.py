@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -107,7 +108,7 @@ def _error_of(failure: CommandFailed) -> ErrorBody:
 
 def _write_config(config: FillerConfig, places: Places) -> None:
     places.home.mkdir(mode=0o700, parents=True, exist_ok=True)
-    temporary = places.config.with_suffix(f".{os.getpid()}")
+    temporary = places.config.with_suffix(f".{os.getpid()}-{threading.get_ident()}")
     file = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     with os.fdopen(file, "wb") as out:
         out.write(msgspec.json.format(msgspec.json.encode(config), indent=1) + b"\n")

@@ -6,39 +6,32 @@ is there, and the keeper starts it again. Status 0 = it was told to shut down, a
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import logging
-import os
 import signal
-import socket
 import sys
-from collections.abc import Generator
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import anyio
 import msgspec
-import uvicorn
-from starlette.types import ASGIApp
-from typing_extensions import override
 
 from dsec.base.clock import Clock, SystemClock
 from dsec.images.lazy.config import FillerConfig, load_config
 from dsec.images.lazy.filler import open_filler
 from dsec.images.lazy.fronts import open_front
 from dsec.images.lazy.interface import Front
-from dsec.images.lazy.service import make_filler_app
 from dsec.images.store.interface import BlobStore
 from dsec.images.store.opening import open_store
 from dsec.images.store.options import StoreOptions
 from dsec.kit import log
+from dsec.kit.blocking import in_thread
 
 logger = logging.getLogger("dsec.filler")
 
 TERMINATED = 128 + signal.SIGTERM
 """Exit status after SIGTERM: the keeper goes on."""
 _CONNECT_TIMEOUT_S = 3.0
-_BACKLOG = 1024
 _GRACE_S = 2
 
 
@@ -79,60 +72,17 @@ async def work(
         stop.set()
 
     async with open_filler(config, store, front, clock) as filler, front.serving():
-        app = make_filler_app(filler, shut_down, clock)
-        with _listening(config.socket) as listener:
-            logger.info("filler serves", extra={"socket": str(config.socket), "front": front.name})
-            await _serve(app, listener, stop)
+        serve_edge = await in_thread("disk", _load_server)
+        logger.info("filler serves", extra={"socket": str(config.socket), "front": front.name})
+        await serve_edge(filler, config.socket, clock, shut_down, stop)
     return asked
 
 
-class _Server(uvicorn.Server):
-    @override
-    @contextlib.contextmanager
-    def capture_signals(self) -> Generator[None]:
-        """Signals are the business of `_until_signal`."""
-        yield
+def _load_server() -> Callable[..., Awaitable[None]]:
+    """After the kernel is served: who reads has waited for all that is loaded before."""
+    from dsec.images.lazy.listening import serve_edge
 
-
-@contextlib.contextmanager
-def _listening(path: Path) -> Generator[socket.socket]:
-    """The socket, for root only. One that is there already is a dead worker's."""
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    path.unlink(missing_ok=True)
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
-        before = os.umask(0o177)
-        try:
-            listener.bind(str(path))
-        finally:
-            os.umask(before)
-        listener.listen(_BACKLOG)
-        listener.setblocking(False)
-        yield listener
-
-
-async def _serve(app: ASGIApp, listener: socket.socket, stop: anyio.Event) -> None:
-    server = _Server(
-        uvicorn.Config(
-            app,
-            loop="none",
-            http="httptools",
-            ws="none",
-            lifespan="off",
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            timeout_graceful_shutdown=_GRACE_S,
-        )
-    )
-
-    async def watch() -> None:
-        await stop.wait()
-        server.should_exit = True
-
-    async with anyio.create_task_group() as group:
-        group.start_soon(watch)
-        await server.serve([listener])
-        group.cancel_scope.cancel()
+    return serve_edge
 
 
 async def _until_signal(stop: anyio.Event) -> None:

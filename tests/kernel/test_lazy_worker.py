@@ -1,0 +1,233 @@
+"""The whole filler, killed while environments are read: keeper, worker, core, a store, both fronts."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import queue
+import random
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+import anyio.to_thread
+import pytest
+
+from dsec.images.lazy.holder import is_held, read_holder
+from dsec.images.lazy.places import Places
+from dsec.images.service import ImageService
+from dsec.linux import pidfd
+from dsec.wire.public_v1 import EnvironmentRef
+from tests.kernel.erofs_over import READ
+from tests.kernel.nodes import MIB, Node, imported, noise, seen, tar_of
+from tests.kernel.serving import eventually
+
+pytestmark = [pytest.mark.anyio, pytest.mark.needs_root]
+
+T = TypeVar("T")
+FILES = {f"data/{number:02}": noise(MIB, number) for number in range(48)}
+RIGHT = {name[5:]: hashlib.sha256(content).hexdigest() for name, content in FILES.items()}
+EIO = f"errno {errno.EIO}"
+KILLS, READERS = 5, 4
+PATIENCE_S = 60.0
+IMAGE = EnvironmentRef(image="base")
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture
+async def store(tmp_path: Path) -> Path:
+    """With the image."""
+    (tmp_path / "store").mkdir()
+    node = Node("publisher", tmp_path / "store", tmp_path)
+    async with node.running() as images:
+        await imported(images, "base", tar_of(FILES))
+    node.clean()
+    return tmp_path / "store"
+
+
+class Processes:
+    """A node's filler as /proc has it."""
+
+    def __init__(self, node: Node) -> None:
+        self.places = Places(node.config.home)
+        self.seen: set[int] = set()
+
+    def keeper(self) -> int:
+        found: list[int] = []
+
+        def there() -> bool:
+            holder = read_holder(self.places.lock)
+            found[:] = [] if holder is None else [holder.pid]
+            return bool(found)
+
+        eventually(there, PATIENCE_S)
+        self.seen.update(found)
+        return found[0]
+
+    def worker(self, after: int) -> int:
+        """The worker that follows another one."""
+        found: list[int] = []
+
+        def there() -> bool:
+            found[:] = [pid for pid in self._children() if pid != after]
+            return bool(found)
+
+        eventually(there, PATIENCE_S)
+        self.seen.update(found)
+        return found[0]
+
+    def _children(self) -> list[int]:
+        keeper = self.keeper()
+        found = Path(f"/proc/{keeper}/task/{keeper}/children").read_text().split()
+        commands = {int(pid): Path(f"/proc/{pid}/cmdline") for pid in found}
+        return [pid for pid, file in commands.items() if b"lazy.worker" in text_of(file)]
+
+    def gone(self) -> bool:
+        held = is_held(self.places.lock) or self.places.anchor.exists()
+        return not held and not any(Path(f"/proc/{pid}").exists() for pid in self.seen)
+
+
+def text_of(file: Path) -> bytes:
+    try:
+        return file.read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        return b""
+
+
+@asynccontextmanager
+async def cold_node(
+    front: str, store: Path, place: Path
+) -> AsyncIterator[tuple[ImageService, Path, Processes]]:
+    """A node that has fetched nothing, and the image as a sandbox sees it."""
+    node = Node("cold", store, place)
+    # Small windows, one at a time: the readers are not done before the last kill.
+    node.options |= {"front": front, "window_bytes": 65536, "parallel": 1}
+    processes = Processes(node)
+    async with node.running() as images:
+        async with seen(images, IMAGE, "s1", place) as root:
+            yield images, root, processes
+    await aside(lambda: eventually(processes.gone, PATIENCE_S))
+    node.clean()
+
+
+async def aside(func: Callable[[], T]) -> T:
+    return await anyio.to_thread.run_sync(func)
+
+
+class Readers:
+    """Processes that read all files, each in an order of its own."""
+
+    def __init__(self, root: Path, count: int) -> None:
+        self._lines: queue.SimpleQueue[tuple[int, str]] = queue.SimpleQueue()
+        self.said: list[dict[str, str]] = [{} for _ in range(count)]
+        self._processes = [self._start(root, number) for number in range(count)]
+        self._threads = [threading.Thread(target=partial(self._listen, n)) for n in range(count)]
+        for thread in self._threads:
+            thread.start()
+
+    @staticmethod
+    def _start(root: Path, seed: int) -> subprocess.Popen[str]:
+        argv = [sys.executable, "-S", "-c", READ, str(root), str(seed)]
+        return subprocess.Popen(argv, stdout=subprocess.PIPE, text=True)
+
+    def _listen(self, number: int) -> None:
+        output = self._processes[number].stdout
+        assert output is not None
+        with output:
+            for line in output:
+                self._lines.put((number, line))
+
+    def hear(self, count: int) -> None:
+        """Wait until they have read so many files more."""
+        for _ in range(count):
+            number, line = self._lines.get(timeout=PATIENCE_S)
+            name, got = line.split(maxsplit=1)
+            self.said[number][name] = got.strip()
+
+    def finish(self) -> list[dict[str, str]]:
+        """What they have read: per file its digest, or `errno N`."""
+        assert None in [process.poll() for process in self._processes], "they were done too early"
+        assert [process.wait(PATIENCE_S) for process in self._processes] == [0] * len(self.said)
+        for thread in self._threads:
+            thread.join(PATIENCE_S)
+        self.hear(self._lines.qsize())
+        return self.said
+
+
+def read_all(root: Path) -> dict[str, str]:
+    files: Iterator[Path] = (root / name for name in RIGHT)
+    return {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
+
+
+def kill_often(processes: Processes, readers: Readers, seed: int) -> None:
+    """At its start, in the middle of its start, or after some reads."""
+    chance = random.Random(seed)
+    worker = 0
+    for _ in range(KILLS):
+        worker = processes.worker(after=worker)
+        readers.hear(chance.randrange(4))
+        os.kill(worker, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("front", ["fuse", "fanotify"])
+async def test_every_byte_is_right_however_often_the_worker_is_killed(
+    store: Path, tmp_path: Path, front: str, seed: int
+) -> None:
+    async with cold_node(front, store, tmp_path) as (_, root, processes):
+        readers = Readers(root / "data", READERS)
+        await aside(lambda: kill_often(processes, readers, seed))
+        for said in await aside(readers.finish):
+            wrong = {got for name, got in said.items() if got != RIGHT[name]}
+            # fanotify's readers may see EIO; never anything else, and never zeros.
+            assert wrong <= ({EIO} if front == "fanotify" else set())
+            assert said.keys() == RIGHT.keys()
+        assert await aside(lambda: read_all(root / "data")) == RIGHT
+
+
+def kill_keeper_and_worker(processes: Processes, readers: Readers) -> None:
+    keeper, worker = processes.keeper(), processes.worker(after=0)
+    readers.hear(3)
+    for number in (signal.SIGSTOP, signal.SIGKILL):
+        for pid in (keeper, worker):
+            os.kill(pid, number)
+    with pidfd.opened(keeper) as descriptor:
+        assert descriptor is None or pidfd.wait_end(descriptor, PATIENCE_S)
+
+
+async def test_with_fanotify_mounts_survive_keeper_and_worker(store: Path, tmp_path: Path) -> None:
+    async with cold_node("fanotify", store, tmp_path) as (images, root, processes):
+        readers = Readers(root / "data", READERS)
+        await aside(lambda: kill_keeper_and_worker(processes, readers))
+        for said in await aside(readers.finish):
+            assert {got for name, got in said.items() if got != RIGHT[name]} <= {EIO}
+            assert said.keys() == RIGHT.keys()
+        await aside(processes.keeper)
+        environment = await images.environments.compose(IMAGE)
+        assert await aside(lambda: reads_right(root / "data"))
+        assert images.environments.faults(environment, "s1") == []
+
+
+def reads_right(root: Path) -> bool:
+    """Once the next worker answers; until then reads are denied."""
+
+    def right() -> bool:
+        try:
+            return read_all(root) == RIGHT
+        except OSError as error:
+            assert error.errno == errno.EIO
+            return False
+
+    eventually(right, PATIENCE_S)
+    return True
