@@ -56,8 +56,18 @@ ADD_ONS = (
 )
 WORKSPACES = (
     *("django", "networkx", "click", "rich", "pygments", "docutils", "sphinx", "sqlglot"),
-    *("setuptools", "pip", "lark", "mistune", "babel", "joblib", "tqdm", "boltons", "sqlparse"),
-    *("pyparsing", "isort", "parso", "bottle", "peewee", "markdown", "toolz", "mpmath", "pyasn1"),
+    *("setuptools", "pip", "lark", "mistune", "babel", "jmespath", "tqdm", "boltons", "sqlparse"),
+    *(
+        "pyparsing",
+        "cachetools",
+        "parso",
+        "bottle",
+        "peewee",
+        "markdown",
+        "toolz",
+        "mpmath",
+        "pyasn1",
+    ),
 )
 TOOLKITS = ("pytest", "black", "mypy", "pylint", "ruff", "coverage", "flake8", "jedi")
 IMAGES = 100

@@ -386,6 +386,39 @@ async def test_the_cache_file_itself_is_the_device(place: Path) -> None:
         assert await run("/bin/cat", device) == reader.content
 
 
+async def test_a_hit_takes_no_task(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def broken(_offset: int, _length: int) -> None:
+        raise ZeroDivisionError
+
+    async with shown("fanotify", place, os.urandom(2 * CHUNK)) as (_, reader, device):
+        await reader.ensure(0, reader.size_bytes)
+        monkeypatch.setattr(reader, "ensure", broken)
+        assert await run("/bin/cat", device) == reader.content
+
+
+async def test_what_is_marked_and_open_is_in_use(place: Path, image: Image) -> None:
+    async with shown("fanotify", place, image.blob.read_bytes()) as (front, reader, device):
+        assert isinstance(front, FanotifyFront)
+        other = place / "other"
+        other.touch()
+        directory = os.open(place, os.O_RDONLY)
+
+        def in_use() -> bool:
+            return fanotify.is_in_use(front.group, directory)
+
+        assert in_use()
+        reader.close()
+        reader.cache_fd = os.open(other, os.O_RDONLY)
+        assert not in_use()
+        async with inside(mounted(image, device, place / "mnt")) as root:
+            assert in_use()
+            file = await aside(lambda: os.open(root / "file00", os.O_RDONLY))
+        assert in_use(), "detached, but somebody is still in it"
+        os.close(file)
+        await until(lambda: not in_use())
+        os.close(directory)
+
+
 async def test_two_names_of_one_file_go_one_by_one(place: Path) -> None:
     async with shown("fanotify", place, os.urandom(2 * CHUNK)) as (front, reader, device):
         await front.expose("recording", reader)

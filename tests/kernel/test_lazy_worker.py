@@ -17,10 +17,13 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
+import anyio
 import anyio.to_thread
 import pytest
 
+from dsec.base.errors import Unsupported
 from dsec.images.lazy.holder import is_held, read_holder
+from dsec.images.lazy.node import NodeFiller
 from dsec.images.lazy.places import Places
 from dsec.images.service import ImageService
 from dsec.linux import pidfd
@@ -35,6 +38,7 @@ T = TypeVar("T")
 FILES = {f"data/{number:02}": noise(MIB, number) for number in range(48)}
 RIGHT = {name[5:]: hashlib.sha256(content).hexdigest() for name, content in FILES.items()}
 EIO = f"errno {errno.EIO}"
+READ_ALL = [sys.executable, "-S", "-c", READ]
 KILLS, READERS = 5, 4
 PATIENCE_S = 60.0
 IMAGE = EnvironmentRef(image="base")
@@ -138,7 +142,7 @@ class Readers:
 
     @staticmethod
     def _start(root: Path, seed: int) -> subprocess.Popen[str]:
-        argv = [sys.executable, "-S", "-c", READ, str(root), str(seed)]
+        argv = [*READ_ALL, str(root), str(seed)]
         return subprocess.Popen(argv, stdout=subprocess.PIPE, text=True)
 
     def _listen(self, number: int) -> None:
@@ -196,9 +200,34 @@ async def test_every_byte_is_right_however_often_the_worker_is_killed(
         assert await aside(lambda: read_all(root / "data")) == RIGHT
 
 
+@pytest.mark.parametrize("front", ["fuse", "fanotify"])
+async def test_a_worker_whose_cache_is_damaged_comes_back(
+    store: Path, tmp_path: Path, front: str
+) -> None:
+    async with cold_node(front, store, tmp_path) as (images, root, processes):
+        worker = processes.worker(after=0)
+        assert await aside((root / "data/00").read_bytes) == FILES["data/00"]
+        for file in (tmp_path / "cold/cache").glob("*/map"):
+            file.unlink()
+        os.kill(worker, signal.SIGKILL)
+        await aside(lambda: processes.worker(after=worker))
+        with anyio.fail_after(PATIENCE_S):
+            done = await anyio.run_process([*READ_ALL, str(root / "data"), "0"])
+        said = dict(line.split(" ", 1) for line in done.stdout.decode().splitlines())
+        wrong = {got for name, got in said.items() if got != RIGHT[name]}
+        # What is mounted has the old file, which is nobody's now.
+        assert wrong == ({EIO} if front == "fanotify" else set())
+        assert (await images.store()).front == front
+
+
 def kill_keeper_and_worker(processes: Processes, readers: Readers) -> None:
     keeper, worker = processes.keeper(), processes.worker(after=0)
     readers.hear(3)
+    kill_both(keeper, worker)
+
+
+def kill_both(keeper: int, worker: int) -> None:
+    """Neither does anything after the other has died."""
     for number in (signal.SIGSTOP, signal.SIGKILL):
         for pid in (keeper, worker):
             os.kill(pid, number)
@@ -219,6 +248,26 @@ async def test_with_fanotify_mounts_survive_keeper_and_worker(store: Path, tmp_p
         assert images.environments.faults(environment, "s1") == []
 
 
+async def test_an_edge_that_starts_takes_over_what_an_anchor_kept(
+    store: Path, tmp_path: Path
+) -> None:
+    node = Node("cold", store, tmp_path)
+    node.options["front"] = "fanotify"
+    processes = Processes(node)
+    async with node.running() as images:
+        environment = await images.environments.compose(IMAGE)
+        layers = await images.environments.mount(environment, "s1")
+        worker = processes.worker(after=0)
+    await aside(lambda: kill_both(processes.keeper(), worker))
+    async with node.running() as images:  # the sandbox lives on
+        images.environments.rebuild_pins([("s1", environment.layers)])
+        assert images.environments.faults(environment, "s1") == []
+        assert await aside(lambda: read_all(layers[-1] / "data")) == RIGHT
+        await images.environments.release("s1")
+    await aside(lambda: eventually(processes.gone, PATIENCE_S))
+    node.clean()
+
+
 def reads_right(root: Path) -> bool:
     """Once the next worker answers; until then reads are denied."""
 
@@ -231,3 +280,28 @@ def reads_right(root: Path) -> bool:
 
     eventually(right, PATIENCE_S)
     return True
+
+
+async def test_a_filler_is_started_ahead(tmp_path: Path) -> None:
+    node = Node("early", tmp_path, tmp_path)
+    filler = NodeFiller(node.config)
+    await filler.warm()
+    assert filler.started
+    await filler.shutdown()
+    await filler.aclose()
+    await aside(lambda: eventually(Processes(node).gone, PATIENCE_S))
+    node.clean()
+
+
+async def test_one_that_cannot_be_started_ahead_is_nobodys_error(tmp_path: Path) -> None:
+    node = Node("early", tmp_path, tmp_path)
+    node.options["front"] = "fanotify"
+    os.symlink("/dev/shm", node.config.cache)  # noqa: PTH211
+    filler = NodeFiller(node.config)
+    await filler.warm()
+    assert not filler.started
+    with pytest.raises(Unsupported, match="ext4"):
+        await filler.client()
+    await filler.aclose()
+    await aside(lambda: eventually(Processes(node).gone, PATIENCE_S))
+    node.clean()

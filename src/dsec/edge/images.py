@@ -31,6 +31,14 @@ class Environments(Protocol):
         """Resolve its names. Raises InvalidRequest, NotFound, Unavailable."""
         ...
 
+    async def hold(self, environment: Environment, owner: str, *, trace: str = "") -> None:
+        """Have on the node what a mount needs, and keep it until `release`; may take long.
+
+        Raises:
+            NotFound: a layer has gone. Unavailable: the store does not answer.
+        """
+        ...
+
     async def mount(
         self, environment: Environment, sandbox: str, *, trace: str = "", record: bool = False
     ) -> list[Path]:

@@ -68,6 +68,7 @@ logger = logging.getLogger("dsec.edge.service")
 
 QUEUE_DEADLINE_S = 120.0
 """A creation that has not begun by then is refused: nothing was started, ask elsewhere."""
+FETCH_DEADLINE_S = 120.0
 READY_DEADLINE_S = 300.0
 STOP_DEADLINE_S = 300.0
 LOOK_DEADLINE_S = 10.0
@@ -288,23 +289,39 @@ class EdgeService:
         )
 
     async def _launch(self, owner: Owner) -> None:
+        environments, holder = self._images.environments, f"create-{owner.record.id}"
+        try:
+            # What comes over the network is fetched before its turn: a slow store holds up nobody
+            # whose environment is here.
+            with commands.deadline(FETCH_DEADLINE_S, "fetching its environment"):
+                await environments.hold(
+                    owner.record.environment, holder, trace=owner.record.spec.trace or ""
+                )
+            await self._launch_in_turn(owner)
+        except Exception as exc:  # noqa: BLE001 - the edge outlives a bug in one creation
+            self._give_up(owner, as_error(exc))
+        finally:
+            with anyio.CancelScope(shield=True):
+                await environments.release(holder)
+
+    async def _launch_in_turn(self, owner: Owner) -> None:
         with anyio.move_on_after(QUEUE_DEADLINE_S) as waiting:
             await self._launching.acquire_on_behalf_of(owner)
         if waiting.cancelled_caught:
-            self._give_up_waiting(owner)
-            return
+            raise CapacityUnavailable(
+                f"its turn did not come within {QUEUE_DEADLINE_S:.0f} s", limit=QUEUE_DEADLINE_S
+            )
         try:
             await owner.create()
         finally:
             self._launching.release_on_behalf_of(owner)
         self._watch(owner)
 
-    def _give_up_waiting(self, owner: Owner) -> None:
+    def _give_up(self, owner: Owner, failure: DsecError) -> None:
+        """Nothing of it was made."""
         if owner.ready.is_set():
             return  # stopped while it waited: what is left of it is that stop's to settle
-        owner.failure = CapacityUnavailable(
-            f"its turn did not come within {QUEUE_DEADLINE_S:.0f} s", limit=QUEUE_DEADLINE_S
-        )
+        owner.failure = failure
         self._drop(owner)
         owner.ready.set()
 

@@ -163,12 +163,25 @@ class Environments:
                 await self.release(sandbox)
             raise
 
-    async def hold(self, environment: Environment, owner: str) -> None:
-        """Have its layers here, not mounted, and pin them until `release`. Raises as `mount`."""
+    async def hold(self, environment: Environment, owner: str, *, trace: str = "") -> None:
+        """Have its metadata here and its trace known, and pin its layers until `release`.
+
+        After that, mounting asks the store for nothing. Raises as `mount`; then nothing is pinned.
+        """
         wanted = plan_layers(environment.layers)
         self._layers.pins.pin(wanted, owner)
-        if self._sharing is not None:
-            await self._sharing.fetch_layers(wanted, owner)
+        if self._sharing is None or self._mounted(wanted):
+            return
+        try:
+            await together(
+                (
+                    partial(self._fetch, self._sharing, wanted, owner),
+                    partial(self._traces.best, environment, trace),
+                )
+            )
+        except BaseException:
+            self._layers.pins.unpin(owner)
+            raise
 
     def _mounted(self, wanted: Sequence[str]) -> list[Path] | None:
         found = [path for digest in wanted if (path := self._layers.mounted(digest))]

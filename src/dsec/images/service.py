@@ -332,7 +332,9 @@ class ImageService:
         finally:
             await self._collect_quietly()
         if self._sharing is not None:
-            await self._sharing.publish_image(self._images.get(made.name), job.report)
+            for record in self._images.records():
+                if record.digest == made.digest:  # a build may give an image several names
+                    await self._sharing.publish_image(record, job.report)
         return made
 
     async def _collect_quietly(self) -> None:

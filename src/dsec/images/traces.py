@@ -24,6 +24,8 @@ from dsec.wire.filler import Recording
 
 logger = logging.getLogger("dsec.images.traces")
 
+REST_S = 30.0
+"""A store that did not answer is not asked for traces so long."""
 LOOK_DEADLINE_S = 2.0
 """A trace only helps: a slow store must not hold a creation up for it."""
 
@@ -53,6 +55,7 @@ class Traces:
         self._known: dict[str, Trace] = {}
         self._absent: set[str] = set()
         """Looked for in the store and not found; this node records them first."""
+        self._rest_until = 0.0
 
     def open(self) -> None:
         """Make the directory. Blocking."""
@@ -87,7 +90,7 @@ class Traces:
         return None
 
     async def _ask_store(self, key: str) -> Trace | None:
-        if self._store is None or key in self._absent:
+        if self._store is None or key in self._absent or anyio.current_time() < self._rest_until:
             return None
         try:
             with anyio.fail_after(LOOK_DEADLINE_S):
@@ -96,6 +99,7 @@ class Traces:
         except NotFound:
             self._absent.add(key)
         except (DsecError, TimeoutError) as error:
+            self._rest_until = anyio.current_time() + REST_S
             logger.warning("no trace could be had", extra={"trace": key, "why": str(error)})
         return None
 

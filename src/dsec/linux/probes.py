@@ -201,7 +201,7 @@ def fanotify_pre_content(directory: Path) -> str:
                 raise OSError(ctypes.get_errno(), f"fanotify_mark on {directory}: {why}")
     finally:
         os.close(group)
-    return f"on {directory}"
+    return f"on {directory}; as a front it fails open when all its processes are killed at once"
 
 
 def landlock() -> str:

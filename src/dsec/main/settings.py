@@ -60,7 +60,8 @@ class Settings:
     cache_mb: int = 0
     """What data loaded on demand may take of the disk; 0 = a fifth of the file system."""
     front: Literal["fuse", "fanotify"] = "fuse"
-    """How the kernel asks for data that is not here yet."""
+    """How the kernel asks for data that is not here yet. fuse fails closed. fanotify copies less, but
+    whoever has data mounted reads zeros after its keeper, worker and anchor were killed at once."""
     record_traces: bool = True
     """Write down what the first sandbox of an environment reads, and fetch it ahead for others."""
 

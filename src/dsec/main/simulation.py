@@ -83,6 +83,10 @@ class SimImages:
             image=view(image), workspace=wanted.workspace or "", toolkits=list(wanted.toolkits)
         )
 
+    async def hold(self, environment: Environment, owner: str, *, trace: str = "") -> None:
+        """Nothing to fetch."""
+        del environment, owner, trace
+
     async def mount(
         self, environment: Environment, sandbox: str, *, trace: str = "", record: bool = False
     ) -> list[Path]:

@@ -11,7 +11,7 @@ import httpx
 from typing_extensions import override
 
 from dsec.base.clock import SystemClock
-from dsec.base.errors import NotFound
+from dsec.base.errors import DsecError, NotFound
 from dsec.base.ids import NodeId, mint_sandbox_id
 from dsec.edge.admission import AdmissionLimits
 from dsec.edge.backends.interface import Backend
@@ -44,6 +44,19 @@ class FakeImages(SimImages):
         super().__init__(SystemClock())
         self.records = {"debian": image("debian")}
         self.pins: dict[str, list[str]] = {}
+        self.far: anyio.Event | None = None
+        """What holding the image `far` waits for."""
+        self.refusal: DsecError | None = None
+        """What holding the image `far` fails of."""
+
+    @override
+    async def hold(self, environment: Environment, owner: str, *, trace: str = "") -> None:
+        if environment.image.name != "far":
+            return
+        if self.refusal is not None:
+            raise self.refusal
+        if self.far is not None:
+            await self.far.wait()
 
     @override
     async def resolve(self, name: str) -> ImageRecord:

@@ -13,6 +13,7 @@ from dsec.base.errors import (
     SandboxGone,
     StartFailed,
     StorageFull,
+    Unavailable,
     Unsupported,
 )
 from dsec.base.states import SandboxState, StopReason
@@ -22,7 +23,7 @@ from dsec.edge.lifecycle.journal import Journal
 from dsec.edge.service import EdgeService
 from dsec.wire.edge_v1 import CreateOnEdge, ListFilter
 from dsec.wire.sandbox import CommandSpec, Limits
-from tests.unit.edge.node import Node, request
+from tests.unit.edge.node import Node, image, request
 
 
 async def test_create_use_and_stop(node: Node) -> None:
@@ -276,3 +277,30 @@ async def test_one_that_died_meanwhile_is_lost(node: Node) -> None:
             with pytest.raises(SandboxGone, match="node_lost"):
                 await edge.owner(asked.id)
         assert node.host.sandboxes == {}
+
+
+async def test_who_waits_for_the_store_holds_up_nobody(node: Node) -> None:
+    node.images.records["far"] = image("far")
+    node.images.far = anyio.Event()
+    limits = AdmissionLimits(memory_floor_bytes=0, max_launching=1)
+    async with node.host.running(), node.edge(limits=limits) as edge:
+        async with anyio.create_task_group() as group:
+            waiting = request(image="far")
+            group.start_soon(edge.create, waiting)
+            await anyio.wait_all_tasks_blocked()
+            assert (await edge.create(request())).state is SandboxState.RUNNING
+            assert (await edge.get(waiting.id)).state is SandboxState.CREATING
+            node.images.far.set()
+        assert (await edge.get(waiting.id)).state is SandboxState.RUNNING
+
+
+async def test_a_store_that_fails_fails_the_creation(node: Node) -> None:
+    node.images.records["far"] = image("far")
+    node.images.refusal = Unavailable("the store does not answer")
+    async with node.host.running(), node.edge() as edge:
+        asked = request(image="far")
+        with pytest.raises(Unavailable, match="the store"):
+            await edge.create(asked)
+        with pytest.raises(NotFound):
+            await edge.get(asked.id)
+        assert node.images.pins == {}

@@ -9,7 +9,7 @@ import anyio
 import msgspec
 import pytest
 
-from dsec.base.errors import InternalError
+from dsec.base.errors import CapacityUnavailable, InternalError
 from dsec.base.states import SandboxState, StopReason
 from dsec.edge.admission import AdmissionLimits
 from dsec.edge.channel import AetherChannel, Collected
@@ -219,7 +219,7 @@ async def test_one_stopped_while_it_waits_gives_its_ids_back_once(node: Node) ->
             await edge.stop(waiting.id)
             group.start_soon(create, request())  # gets the ids that became free
             await anyio.wait_all_tasks_blocked()
-            edge._give_up_waiting(owner)  # what happens `QUEUE_DEADLINE_S` after it began to wait
+            edge._give_up(owner, CapacityUnavailable("its turn did not come"))
             edge._over(owner)
             group.start_soon(create, request())
             await anyio.wait_all_tasks_blocked()

@@ -56,7 +56,9 @@ class Anchor:
             keeper = self._stand_in() if self._is_needed() else None
 
     def _is_needed(self) -> bool:
-        return fanotify.is_in_use(self._group, self._cache)
+        with contextlib.suppress(OSError):
+            return fanotify.is_in_use(self._group, self._cache)
+        return True  # who cannot look must not let go
 
     def _stand_in(self) -> socket.socket | None:
         """Deny until the next keeper comes, or return None when there is nothing left to keep."""
@@ -87,9 +89,10 @@ class Anchor:
         poller.register(self._group, select.POLLIN)
         poller.register(self._listener, select.POLLIN)
         poller.poll(timeout_s * 1000)
-        for event in fanotify.read_events(self._group):
-            fanotify.deny(self._group, event.descriptor)
-            os.close(event.descriptor)
+        with contextlib.suppress(OSError):  # what the kernel could not hand over it has denied
+            for event in fanotify.read_events(self._group):
+                fanotify.deny(self._group, event.descriptor)
+                os.close(event.descriptor)
 
 
 def _wait_end(connection: socket.socket) -> None:

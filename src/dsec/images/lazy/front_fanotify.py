@@ -52,7 +52,7 @@ class FanotifyFront:
             descriptor: of the group, not blocking; stays the caller's.
             generation: how many processes answered it before.
         """
-        self._group = descriptor
+        self.group = descriptor
         self._generation = generation
         self._inodes: dict[str, _Inode] = {}
         self._readers: dict[_Inode, dict[str, Reader]] = {}
@@ -66,7 +66,7 @@ class FanotifyFront:
             Unsupported: the cache's file system has no such events.
         """
         try:
-            fanotify.mark_file(self._group, reader.cache_fd)
+            fanotify.mark_file(self.group, reader.cache_fd)
         except OSError as error:
             raise Unsupported(
                 f"fanotify cannot watch the cache: {error.strerror}",
@@ -99,20 +99,20 @@ class FanotifyFront:
         most cases; the others see EIO.
         """
         if self._generation > 0:
-            denied = await in_thread("disk", fanotify.deny_unanswered, self._group)
+            denied = await in_thread("disk", fanotify.deny_unanswered, self.group)
             logger.info("denied what the last worker left", extra={"events": denied})
         loop = asyncio.get_running_loop()
         async with anyio.create_task_group() as tasks:
-            loop.add_reader(self._group, self._take, tasks)
+            loop.add_reader(self.group, self._take, tasks)
             try:
                 yield
             finally:
-                loop.remove_reader(self._group)
+                loop.remove_reader(self.group)
                 tasks.cancel_scope.cancel()
 
     def _take(self, tasks: TaskGroup) -> None:
         try:
-            events = fanotify.read_events(self._group)
+            events = fanotify.read_events(self.group)
         except OSError as error:  # no descriptor left for an event: the kernel has denied it
             self._log.warning("events could not be taken: %s", error)
             return
@@ -152,7 +152,7 @@ class FanotifyFront:
 
     def _answer(self, event: Event, *, allowed: bool) -> None:
         answer = fanotify.allow if allowed else fanotify.deny
-        answer(self._group, event.descriptor)
+        answer(self.group, event.descriptor)
         os.close(event.descriptor)
 
 
