@@ -85,17 +85,16 @@ class StoreServer:
         return str(obstore.sign(bucket, "GET", f"store/{layout.blob_key(digest)}", VALID))
 
     async def keep(self, file: Path, digest: str) -> None:
-        """Put a file that never changes into the store; where the server allows, without a copy."""
-        if self.kind == "s3":  # an object of s3s-fs is a file of its name
-            await in_thread("disk", self._link_object, file, layout.blob_key(digest))
-            return
+        """Put a file that never changes into the store; where the server allows, at no disk."""
         async with self.past_link() as store:
             await store.put_blob(file, digest)
+        if self.kind == "s3":  # an object of s3s-fs is a file of its name
+            await in_thread("disk", self._share, file, layout.blob_key(digest))
 
-    def _link_object(self, file: Path, key: str) -> None:
-        target = self.place / "buckets" / BUCKET / "store" / key
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.hardlink_to(file)
+    def _share(self, file: Path, key: str) -> None:
+        place = self.place / "buckets" / BUCKET / "store" / key
+        place.unlink()
+        place.hardlink_to(file)
 
     @contextlib.asynccontextmanager
     async def past_link(self) -> AsyncIterator[BlobStore]:

@@ -6,6 +6,7 @@ What is kept is named after the recipe (this file), so that a changed recipe is 
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import shutil
@@ -53,13 +54,15 @@ def layout(name: str) -> Path:
 def _made(name: str, make: Step) -> Path:
     """A directory or file of the cache; what was broken off never looks finished."""
     place = CACHE / name
-    if not place.exists():
-        CACHE.mkdir(parents=True, exist_ok=True)
-        for old in CACHE.glob(f"{name.rpartition('-')[0]}-*"):
-            shutil.rmtree(old)
-        with tempfile.TemporaryDirectory(dir=CACHE, prefix="unfinished-") as scratch:
-            make(Path(scratch) / "whole")
-            (Path(scratch) / "whole").rename(place)
+    CACHE.mkdir(parents=True, exist_ok=True)
+    with (CACHE / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not place.exists():
+            for old in CACHE.glob(f"{name.rpartition('-')[0]}-*"):
+                shutil.rmtree(old)
+            with tempfile.TemporaryDirectory(dir=CACHE, prefix="unfinished-") as scratch:
+                make(Path(scratch) / "whole")
+                (Path(scratch) / "whole").rename(place)
     return place
 
 
@@ -104,7 +107,7 @@ def _changed(place: Path) -> None:
     """Debian with Python and a compiler, changed by umoci's own repacking again and again."""
     _new(place)
     with tempfile.TemporaryDirectory(dir=CACHE, prefix="unfinished-") as scratch:
-        wanted = ("ca-certificates", "python3", "gcc", "libc6-dev", "git")
+        wanted = ("ca-certificates", "python3", "gcc", "libc6-dev")
         tar = _debian_tar(Path(scratch), wanted)
         run("umoci", "raw", "add-layer", "--image", f"{place}:{TAG}", tar)
         steps = [_install, _replace_kinds, _odd_things, _back_again, _remove_package, _touch_all]
@@ -155,7 +158,8 @@ def _replace_kinds(root: Path) -> None:
     header = root / "usr/include/stdio.h"
     header.unlink()
     header.symlink_to("stdlib.h")
-    shutil.rmtree(root / "usr/lib/git-core/mergetools")
+    shutil.rmtree(root / "usr/lib/python3/dist-packages", ignore_errors=True)
+    shutil.rmtree(root / "usr/share/gcc")
 
 
 def _odd_things(root: Path) -> None:
@@ -228,7 +232,7 @@ def _touch_all(root: Path) -> None:
     """Owners, modes and times alone."""
     for path in sorted((root / "usr/share/perl").rglob("*")):
         os.chown(path, 1000, 1000, follow_symlinks=False)
-    for path in sorted((root / "usr/lib/git-core").iterdir())[:30]:
+    for path in sorted((root / "usr/lib/python3.11").glob("*.py"))[:30]:
         if not path.is_symlink():
             path.chmod(0o750)
     os.utime(root / "etc/passwd", (1_234_567_890, 1_234_567_890))

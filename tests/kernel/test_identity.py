@@ -5,13 +5,12 @@ Needs root; the first run makes the images, for which it needs apt's and pip's s
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from dsec.images.service import ImageService, finish
+from dsec.images.service import finish
 from dsec.linux import mounts
 from dsec.wire.public_v1 import EnvironmentRef
 from tests.kernel.nodes import Node, seen
