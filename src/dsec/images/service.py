@@ -175,6 +175,12 @@ class ImageService:
             await self.environments.filler_lost()
         await self._tasks.__aenter__()
         self._tasks.start_soon(self._faults.watch, self.environments.filler_lost)
+        if (
+            self._shared.filler is not None
+            and self._sharing is not None
+            and not self._shared.direct
+        ):
+            self._tasks.start_soon(self._shared.filler.warm)
         return self
 
     async def __aexit__(

@@ -16,14 +16,13 @@ import msgspec
 from dsec.base.clock import Clock
 from dsec.base.errors import Conflict, DsecError, InvalidRequest, NotFound
 from dsec.images.lazy.budget import Budget
-from dsec.images.lazy.cache import CachedData, open_cached
+from dsec.images.lazy.cache import chunk_count, open_cached
 from dsec.images.lazy.config import FillerConfig
 from dsec.images.lazy.events import Events
 from dsec.images.lazy.fetching import Fetching, Pool
-from dsec.images.lazy.groups import Groups
 from dsec.images.lazy.interface import Front
 from dsec.images.lazy.opened import Opened, OpenList, read_list, write_list
-from dsec.images.lazy.reading import DataReader
+from dsec.images.lazy.reading import DataReader, FileReader
 from dsec.images.lazy.recording import RecordedReader, Recorder, RecordingRecord
 from dsec.images.lazy.shelf import ClosedDevices
 from dsec.images.lazy.slots import Slots
@@ -51,19 +50,24 @@ logger = logging.getLogger("dsec.filler")
 class _Device:
     request: OpenData
     """With the path of our own copy of the table."""
-    fetching: Fetching
-    reader: DataReader
+    reader: FileReader
+    fetching: Fetching | None
+    """None for data that is whole in a file of somebody else's."""
     path: str = ""
     """Where it is shown under its own name; empty if it is not."""
     recordings: set[str] = field(default_factory=set)
 
     @property
-    def files(self) -> CachedData:
-        return self.fetching.files
+    def chunks(self) -> int:
+        """How many it has."""
+        return chunk_count(self.request.size_bytes, self.request.chunk_bytes)
 
-    @property
-    def groups(self) -> Groups:
-        return self.fetching.groups
+    async def close(self) -> None:
+        """Close its files once nobody is at them."""
+        if self.fetching is not None:
+            await self.fetching.close()
+        else:
+            os.close(self.reader.cache_fd)
 
 
 @dataclass(slots=True, eq=False)
@@ -134,7 +138,8 @@ class Filler:
         Raises:
             NotFound: the device is not open.
         """
-        self._device(request.digest).fetching.prefetch(request.spans)
+        if (fetching := self._device(request.digest).fetching) is not None:
+            fetching.prefetch(request.spans)
 
     # recordings
 
@@ -199,7 +204,7 @@ class Filler:
         """Devices that begin to fail or work again; first all that fail now."""
         with self._events.listening() as coming:
             for device in list(self._devices.values()):
-                if device.fetching.health.failing:
+                if device.fetching is not None and device.fetching.health.failing:
                     yield device.fetching.health.event()
             async for event in coming:
                 yield event
@@ -221,7 +226,7 @@ class Filler:
     async def aclose(self) -> None:
         """Close the files; what is written down as open stays so."""
         for device in self._devices.values():
-            await device.fetching.close()
+            await device.close()
 
     @staticmethod
     async def _try(what: str, act: Callable[..., object], item: object) -> None:
@@ -241,6 +246,15 @@ class Filler:
         await self._record(record, self._notes_of(record.recording))
 
     async def _bring_up(self, request: OpenData) -> _Device:
+        made = self._whole(request) if request.raw else self._fetched(request)
+        device = self._devices[request.digest] = await made
+        return device
+
+    async def _whole(self, request: OpenData) -> _Device:
+        fd = await in_thread("disk", _open_whole, Path(request.raw), request.size_bytes)
+        return _Device(request, FileReader(fd, request.size_bytes, request.chunk_bytes), None)
+
+    async def _fetched(self, request: OpenData) -> _Device:
         name = _name_of(request.digest)
         directory = Path(self._config.cache) / name
         await self._closed.take(name)
@@ -253,10 +267,8 @@ class Filler:
             raise
         own = msgspec.structs.replace(request, table=str(directory / "table"))
         fetching = Fetching(self._pool, files, table, request.pack)
-        device = _Device(own, fetching, DataReader(fetching, self._config.longest_read_s))
-        self._devices[request.digest] = device
-        self._budget.opened(request.digest, device)
-        return device
+        self._budget.opened(request.digest, fetching)
+        return _Device(own, DataReader(fetching, self._config.longest_read_s), fetching)
 
     async def _let_go(self, devices: Sequence[_Device]) -> list[_Device]:
         """Forget devices nobody uses any more, and write down what is left."""
@@ -264,7 +276,8 @@ class Filler:
         for device in gone:
             digest = device.request.digest
             del self._devices[digest]
-            self._budget.closed(digest)
+            if device.fetching is not None:
+                self._budget.closed(digest)
             self._closing[digest] = anyio.Event()
         await self._save()
         return gone
@@ -272,11 +285,12 @@ class Filler:
     async def _finish(self, devices: Sequence[_Device]) -> None:
         """Close the files once nobody is at them; until then the device cannot be opened again."""
         for device in devices:
-            digest, files = device.request.digest, device.files
+            digest, fetching = device.request.digest, device.fetching
             with anyio.CancelScope(shield=True):
-                allocated = files.allocated_bytes
-                await device.fetching.close()
-                self._closed.give_back(_name_of(digest), allocated)
+                allocated = fetching.files.allocated_bytes if fetching is not None else 0
+                await device.close()
+                if fetching is not None:
+                    self._closed.give_back(_name_of(digest), allocated)
                 self._closing.pop(digest).set()
 
     # recording
@@ -295,7 +309,7 @@ class Filler:
 
     async def _record(self, record: RecordingRecord, notes: Path) -> _Running:
         devices = [self._device(digest) for digest in record.digests]
-        chunks = [device.files.map.count for device in devices]
+        chunks = [device.chunks for device in devices]
         recorder = await in_thread("disk", Recorder, record, chunks, self._pool.clock, notes)
         running = _Running(recorder, anyio.CancelScope(), [])
         try:
@@ -387,18 +401,37 @@ def _in_use(device: _Device) -> bool:
     return bool(device.path or device.recordings)
 
 
+def _open_whole(path: Path, size_bytes: int) -> int:
+    """Open data that is whole in a file.
+
+    Raises:
+        NotFound: there is no such file. InvalidRequest: its size is another.
+    """
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as exc:
+        raise NotFound(f"the data's file {path} cannot be opened: {exc}", kind="data") from exc
+    if os.fstat(fd).st_size != size_bytes:
+        os.close(fd)
+        raise InvalidRequest(f"{path} has not the {size_bytes} bytes of the device")
+    return fd
+
+
 def _status_of(device: _Device) -> DataStatus:
-    fetching = device.fetching
-    return DataStatus(
-        digest=device.request.digest,
-        size_bytes=device.request.size_bytes,
-        present_bytes=device.files.present_bytes,
-        fetched_bytes=fetching.fetched_bytes,
-        failing=fetching.health.failing,
-        last_error=fetching.health.last_error,
-        last_error_at=fetching.health.last_error_at,
-        errors=fetching.health.errors,
+    request, fetching = device.request, device.fetching
+    status = DataStatus(
+        digest=request.digest,
+        size_bytes=request.size_bytes,
+        present_bytes=request.size_bytes,
+        fetched_bytes=0,
     )
+    if fetching is not None:
+        health = fetching.health
+        status.present_bytes = fetching.files.present_bytes
+        status.fetched_bytes = fetching.fetched_bytes
+        status.failing, status.errors = health.failing, health.errors
+        status.last_error, status.last_error_at = health.last_error, health.last_error_at
+    return status
 
 
 def _unlink(file: Path) -> None:

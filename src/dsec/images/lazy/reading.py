@@ -6,6 +6,7 @@ import errno
 import os
 
 import anyio
+from typing_extensions import override
 
 from dsec.base.errors import DataUnavailable, StorageFull
 from dsec.images.lazy.fetching import Fetching
@@ -18,23 +19,20 @@ _view = memoryview(_buffer)
 _CANNOT = frozenset({errno.EOPNOTSUPP, errno.EINVAL})
 
 
-class DataReader:
-    """A `Reader` (interface.py) of one device."""
+class FileReader:
+    """A `Reader` (interface.py) of a device that is whole in a file."""
 
-    def __init__(self, fetching: Fetching, read_timeout_s: float) -> None:
-        """Read through the cache.
+    def __init__(self, fd: int, size_bytes: int, chunk_bytes: int) -> None:
+        """Read from an open file.
 
         Args:
-            fetching: of the device.
-            read_timeout_s: how long a read may take altogether.
+            fd: stays the caller's, who closes it after the reader's last use.
+            size_bytes: of the device.
+            chunk_bytes: of each chunk.
         """
-        self._fetching = fetching
-        self._timeout_s = read_timeout_s
-        self._size = fetching.files.state.size_bytes
-        self._chunk = fetching.files.state.chunk_bytes
-        self._covers = fetching.files.map.covers
-        self._used = fetching.groups.used
-        self._fd = fetching.files.fd
+        self._size = size_bytes
+        self._chunk = chunk_bytes
+        self._fd = fd
         self._cannot_wait_not = False
 
     @property
@@ -44,7 +42,7 @@ class DataReader:
 
     @property
     def cache_fd(self) -> int:
-        """The cache file."""
+        """The file."""
         return self._fd
 
     @property
@@ -61,13 +59,26 @@ class DataReader:
 
     def is_here(self, offset: int, length: int) -> bool:
         """See `Reader`."""
-        if offset >= self._size or length <= 0:
-            return True
-        first, end = self.chunks_of(offset, length)
-        if not self._covers(first, end):
-            return False
-        self._used(first, end)
+        del offset, length
         return True
+
+    async def read(self, offset: int, length: int) -> bytes:
+        """See `Reader`."""
+        length = min(length, self._size - offset)
+        if length <= 0:
+            return b""
+        data = self._pread_now(offset, length)
+        if data is None:
+            data = await in_thread("cached", self._pread, offset, length)
+        return data
+
+    async def ensure(self, offset: int, length: int) -> None:
+        """See `Reader`."""
+
+    def chunks_of(self, offset: int, length: int) -> tuple[int, int]:
+        """First chunk and end (exclusive) of some bytes, cut at the device's end."""
+        last = min(offset + length, self._size) - 1
+        return offset // self._chunk, last // self._chunk + 1
 
     def _pread_now(self, offset: int, length: int) -> bytes | None:
         """What the page cache has; `read` asks it too, since a fetch has just filled it."""
@@ -84,6 +95,46 @@ class DataReader:
             return None
         return _view[:length].tobytes() if count == length else None
 
+    def _pread(self, offset: int, length: int) -> bytes:
+        parts: list[bytes] = []
+        while length:
+            part = os.pread(self._fd, length, offset)
+            if not part:
+                raise OSError(errno.EIO, "the cache file is shorter than its device")
+            parts.append(part)
+            offset, length = offset + len(part), length - len(part)
+        return b"".join(parts)
+
+
+class DataReader(FileReader):
+    """A `Reader` (interface.py) of a device whose data is fetched into a file."""
+
+    def __init__(self, fetching: Fetching, read_timeout_s: float) -> None:
+        """Read through the cache.
+
+        Args:
+            fetching: of the device.
+            read_timeout_s: how long a read may take altogether.
+        """
+        files = fetching.files
+        super().__init__(files.fd, files.state.size_bytes, files.state.chunk_bytes)
+        self._fetching = fetching
+        self._timeout_s = read_timeout_s
+        self._covers = files.map.covers
+        self._used = fetching.groups.used
+
+    @override
+    def is_here(self, offset: int, length: int) -> bool:
+        """See `Reader`."""
+        if offset >= self._size or length <= 0:
+            return True
+        first, end = self.chunks_of(offset, length)
+        if not self._covers(first, end):
+            return False
+        self._used(first, end)
+        return True
+
+    @override
     async def read(self, offset: int, length: int) -> bytes:
         """See `Reader`."""
         length = min(length, self._size - offset)
@@ -99,6 +150,7 @@ class DataReader:
                 data = await in_thread("cached", self._pread, offset, length)
             return data
 
+    @override
     async def ensure(self, offset: int, length: int) -> None:
         """See `Reader`.
 
@@ -113,11 +165,6 @@ class DataReader:
             if await self._have(first, end):
                 raise StorageFull("the cache is full", digest=self._fetching.digest)
 
-    def chunks_of(self, offset: int, length: int) -> tuple[int, int]:
-        """First chunk and end (exclusive) of some bytes, cut at the device's end."""
-        last = min(offset + length, self._size) - 1
-        return offset // self._chunk, last // self._chunk + 1
-
     async def _have(self, first: int, end: int) -> dict[int, bytes]:
         if self._covers(first, end):
             self._used(first, end)
@@ -129,16 +176,6 @@ class DataReader:
             digest = self._fetching.digest
             what = f"data of {digest} did not come within {self._timeout_s:g} s"
             raise DataUnavailable(what, digest=digest) from None
-
-    def _pread(self, offset: int, length: int) -> bytes:
-        parts: list[bytes] = []
-        while length:
-            part = os.pread(self._fd, length, offset)
-            if not part:
-                raise OSError(errno.EIO, "the cache file is shorter than its device")
-            parts.append(part)
-            offset, length = offset + len(part), length - len(part)
-        return b"".join(parts)
 
     def _compose(self, offset: int, length: int, loose: dict[int, bytes]) -> bytes:
         """Bytes of which some could not be kept in the cache file."""

@@ -16,7 +16,7 @@ import msgspec
 from msgspec import Struct
 
 from dsec.base.clock import Clock
-from dsec.images.lazy.reading import DataReader
+from dsec.images.lazy.reading import FileReader
 from dsec.kit.blocking import in_thread
 from dsec.wire.filler import ReadSpan, Recording
 
@@ -112,7 +112,7 @@ class Recorder:
 class RecordedReader:
     """A `Reader` (interface.py) that notes what is asked of it."""
 
-    def __init__(self, reader: DataReader, recorder: Recorder, device: int) -> None:
+    def __init__(self, reader: FileReader, recorder: Recorder, device: int) -> None:
         """Read from a device on a recording's account.
 
         Args:
