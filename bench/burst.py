@@ -58,18 +58,19 @@ class Run:
 
 
 def tool_calls(environment: Environment) -> list[str]:
-    """What an agent does first: look around, search, read, try an import."""
+    """What an agent does first: look around, search, read, try to import and compile."""
     module = environment.workspace.removeprefix("workspace-")
     package = f"/workspace/{module}"
     kits = [f"/opt/{kit.removeprefix('toolkit-')}" for kit in environment.toolkits]
     path = shlex.quote(":".join(["/workspace", *kits]))
+    script = f"import py_compile, {module} as it; print(py_compile.compile(it.__file__))"
     return [
         f"ls -la /workspace {package} {' '.join(kits)}",
         "find /workspace -name '*.py' | wc -l",
         "grep -rn --include='*.py' 'def __init__' /workspace | wc -l",
         f"sed -n 1,60p {package}/__init__.py",
-        f"PYTHONPATH={path} python3 -c 'import {module}; print({module}.__file__)'",
-        f"python3 -m compileall -q {package}/__init__.py && head -c 4096 {kits[0]}/*/__init__.py",
+        f"PYTHONPATH={path} python3 -c '{script}'",
+        f"head -c 4096 {kits[0]}/*/__init__.py",
     ]
 
 

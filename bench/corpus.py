@@ -6,6 +6,7 @@ that was broken off leaves nothing that looks finished. Delete `.cache/bench` to
 
 from __future__ import annotations
 
+import compileall
 import contextlib
 import hashlib
 import json
@@ -148,7 +149,9 @@ async def debian_tree(packages: Sequence[str], root: Path) -> None:
 
 
 def unpack_wheels(names: Sequence[str], scratch: Path, where: Callable[[str], Path]) -> None:
-    """Download wheels from PyPI with the host's own pip, and unpack each; no code runs. Blocking.
+    """Download wheels from PyPI with the host's own pip, unpack and compile each. Blocking.
+
+    None of their code runs. Compiled as an installation leaves them, or every import would compile.
 
     Args:
         names: of packages that have a wheel for any platform or this one.
@@ -158,14 +161,21 @@ def unpack_wheels(names: Sequence[str], scratch: Path, where: Callable[[str], Pa
     wheels = scratch / "wheels"
     _pip(["download", "--no-deps", "--dest", str(wheels), *names])
     for file in wheels.iterdir():
+        target = where(file.name.partition("-")[0].lower())
         with zipfile.ZipFile(file) as wheel:
-            wheel.extractall(where(file.name.partition("-")[0].lower()))
+            wheel.extractall(target)
+        _compile(target)
+
+
+def _compile(tree: Path) -> None:
+    compileall.compile_dir(tree, stripdir=tree.parent, quiet=2)
 
 
 def install(names: Sequence[str], target: Path) -> None:
     """Install packages from PyPI and all they depend on into a directory. Blocking."""
     options = ["--root-user-action=ignore", "--no-compile", "--target", str(target)]
     _pip(["install", *options, *names])
+    _compile(target)
 
 
 def _pip(arguments: Sequence[str]) -> None:

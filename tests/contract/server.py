@@ -12,6 +12,7 @@ import time
 import tomllib
 from pathlib import Path
 
+import anyio
 import httpx
 
 from dsec import DSecClient
@@ -90,6 +91,18 @@ class Server:
     def client(self) -> DSecClient:
         """A client with the server's own key."""
         return DSecClient(api_url=self.url, api_key=self.key)
+
+    async def dsec(self, *arguments: str | Path, cwd: Path) -> subprocess.CompletedProcess[bytes]:
+        """Run the command with the server's own key."""
+        environment = {
+            "PATH": os.environ["PATH"],
+            "HOME": str(cwd),
+            "PYTHONPATH": str(REPOSITORY / "src"),
+            "DSEC_API_URL": self.url,
+            "DSEC_API_KEY": self.key,
+        }
+        argv = [sys.executable, "-m", "dsec.main.command", *map(str, arguments)]
+        return await anyio.run_process(argv, env=environment, check=False, cwd=cwd)
 
     def tail(self, size: int = 4000) -> str:
         """The end of its log."""
