@@ -7,7 +7,7 @@ import random
 import tarfile
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
-from xml.etree import ElementTree
+from xml.etree import ElementTree as ET
 
 import anyio
 import pytest
@@ -291,7 +291,7 @@ async def test_the_command_line_records_and_shows(
     shown = json.loads(said.stdout)
     assert shown["trace"] == "t"
     assert "/opt/read" in [file["path"] for file in shown["files"]]
-    root = ElementTree.parse(tmp_path / "reads.svg").getroot()
+    root = ET.parse(tmp_path / "reads.svg").getroot()
     assert root.tag.endswith("svg")
     stat = await node.dsec("env", "stat", "--json", *options, image.NAME, cwd=tmp_path)
     assert stat.returncode == 0, stat.stderr

@@ -86,6 +86,7 @@ class Node:
         )
         try:
             async with ImageService(self.state / "images", self.run, shared=shared) as images:
+                images.environments.settled()
                 yield images
         finally:
             await filler.aclose()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import re
@@ -15,6 +16,7 @@ import pytest
 
 from dsec.base.clock import SystemClock
 from dsec.base.errors import (
+    Conflict,
     DsecError,
     InvalidRequest,
     NotFound,
@@ -272,6 +274,34 @@ async def test_a_document_is_replaced_and_deleted(store: BlobStore, tmp_path: Pa
     assert await store.get_document("trace", "one") == b"another kind"
     await store.put_document("layer", "one", b'{"a":1}', [blob])
     assert await store.get_document("layer", "one") == b'{"a":1}'
+
+
+async def test_a_document_that_replaces_none(store: BlobStore) -> None:
+    await store.put_document("toolkit", "lint:v1", b"one", [], absent=True)
+    await store.put_document("toolkit", "lint:v1", b"one", [], absent=True)
+    with pytest.raises(Conflict):
+        await store.put_document("toolkit", "lint:v1", b"two", [], absent=True)
+    assert await store.get_document("toolkit", "lint:v1") == b"one"
+    await store.put_document("toolkit", "lint:v2", b"two", [], absent=True)
+    await store.delete_document("toolkit", "lint:v1")
+    await store.put_document("toolkit", "lint:v1", b"three", [], absent=True)
+    assert await store.get_document("toolkit", "lint:v1") == b"three"
+
+
+async def test_one_of_many_is_first(store: BlobStore, listing: bool) -> None:
+    if not listing:
+        return  # a registry knows no such request: who puts at the same moment may replace
+    won: list[bytes] = []
+
+    async def put(body: bytes) -> None:
+        with contextlib.suppress(Conflict):
+            await store.put_document("toolkit", "lint:v1", body, [], absent=True)
+            won.append(body)
+
+    async with anyio.create_task_group() as tasks:
+        for number in range(8):
+            tasks.start_soon(put, f"content {number}".encode())
+    assert won == [await store.get_document("toolkit", "lint:v1")]
 
 
 async def test_the_largest_document(store: BlobStore) -> None:

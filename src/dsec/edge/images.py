@@ -58,6 +58,10 @@ class Environments(Protocol):
         """After a restart: which sandbox uses which layers (digests)."""
         ...
 
+    def settled(self) -> None:
+        """All sandboxes of earlier runs have said what they use."""
+        ...
+
     def faults(self, environment: Environment, sandbox: str) -> list[Fault]:
         """What keeps a sandbox on it from working as it should, now."""
         ...

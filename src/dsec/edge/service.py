@@ -178,6 +178,7 @@ class EdgeService:
                 continue
             self._live[sandbox] = owner
             self._watch(owner)
+        self._images.environments.settled()
         self._trash.set()
         logger.info("swept", extra={"adopted": len(self._live), "found": len(adopted)})
 

@@ -11,10 +11,9 @@ from __future__ import annotations
 import contextlib
 import logging
 import uuid
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from typing import Literal, TypeVar
 
-import anyio
 from msgspec import Struct, field
 
 from dsec.base.clock import Clock, SystemClock
@@ -22,7 +21,6 @@ from dsec.base.errors import (
     Conflict,
     DsecError,
     NotFound,
-    PermissionDenied,
     Unavailable,
     Unsupported,
 )
@@ -188,44 +186,3 @@ def refs_of(stored: StoredLayer) -> list[BlobRef]:
             refs += [data.packed.pack, data.packed.table]
             refs += [BlobRef(data.digest, data.size_bytes)] if data.packed.raw else []
     return refs
-
-
-class Uses:
-    """This node's declaration of what its sandboxes stand on, kept ahead of what they do."""
-
-    def __init__(self, store: BlobStore, node: str, clock: Clock) -> None:
-        self._store = store
-        self._node = node
-        self._clock = clock
-        self._declared: frozenset[str] = frozenset()
-        self._wanted: set[str] = set()
-        self._turn = anyio.Lock()
-
-    async def declare(self, layers: Sequence[str]) -> None:
-        """Have these layers kept in the store; before anything stands on them.
-
-        Callers at the same time share one write. A store that may not be written is used all the
-        same: whoever runs it keeps what it holds.
-        """
-        self._wanted.update(layers)
-        if self._declared.issuperset(layers):
-            return
-        async with self._turn:
-            if not self._declared.issuperset(layers):
-                await self._write()
-
-    async def withdraw(self, kept: Sequence[str]) -> None:
-        """Only these are still needed."""
-        async with self._turn:
-            self._wanted.intersection_update(kept)
-            if self._declared != self._wanted:
-                await self._write()
-
-    async def _write(self) -> None:
-        layers = frozenset(self._wanted)
-        use = Use(node=self._node, at=self._clock.now(), layers=sorted(layers))
-        try:
-            await self._store.put_document("use", self._node, encode(use), [])
-        except PermissionDenied as error:
-            logger.warning("what this node uses is not declared", extra={"why": error.message})
-        self._declared = layers

@@ -26,6 +26,7 @@ from msgspec import Struct
 from typing_extensions import override
 
 from dsec.base.errors import DsecError, PayloadTooLarge
+from dsec.images.children import Refused, refusal
 from dsec.images.disk import full_disk_named
 from dsec.images.erofs.data import DataWriter, Readable, Zeros
 from dsec.images.erofs.merge import merge
@@ -71,13 +72,6 @@ class Converted(Struct, tag="converted", kw_only=True, frozen=True):
     """What the image points into, in the order of its device table."""
     own_data: str = ""
     """Digest of that one of them which is `<out>/data`; empty if there is none."""
-
-
-class Refused(Struct, tag="refused"):
-    """It did not; an error of the tree in `dsec.base.errors`."""
-
-    code: str
-    message: str
 
 
 Said = Progress | Converted | Refused
@@ -142,10 +136,10 @@ def answer(arguments: argparse.Namespace) -> Converted | Refused:
         with full_disk_named(cast("Path", arguments.out)):
             return job(arguments)
     except DsecError as error:
-        return Refused(error.code, error.message.encode("utf-8", "backslashreplace").decode())
+        return refusal(error)
     except MemoryError:
         pass  # with the exception goes what took the memory
-    return Refused("payload_too_large", "it takes more memory than a conversion may have")
+    return refusal(PayloadTooLarge("it takes more memory than a conversion may have"))
 
 
 # -- the jobs --------------------------------------------------------------------------------------

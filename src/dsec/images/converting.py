@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
-import dsec
-from dsec.base.errors import InternalError, error_from
+from dsec.base.errors import InternalError
+from dsec.images.children import run_child
 from dsec.images.convert import DATA, META, Converted, Progress, Refused, Said
 from dsec.images.oci.layer import Limits
 from dsec.images.oci.source import Blob
 from dsec.images.store.interface import nothing
-from dsec.linux.process import CommandFailed, run_async
+from dsec.linux.process import CommandFailed
 
 __all__ = ["DATA", "META", "Converted", "convert_directory", "convert_merge", "convert_tar"]
 
@@ -103,12 +101,6 @@ def _limited(out: Path, limits: Limits) -> list[str]:
     ]
 
 
-def _environment() -> dict[str, str]:
-    """Only what Python and zstd need; the package is found wherever this process found it."""
-    package = Path(dsec.__path__[0]).parent
-    return {"PATH": os.environ.get("PATH", os.defpath), "PYTHONPATH": str(package)}
-
-
 @dataclass(slots=True)
 class _Listener:
     on_progress: Callable[[int], None]
@@ -125,18 +117,16 @@ class _Listener:
 
 async def _run(arguments: Sequence[str], on_progress: Callable[[int], None]) -> Converted:
     listener = _Listener(on_progress)
-    program = [sys.executable, "-X", "utf8", "-m", "dsec.images.convert"]
-    argv = [*program, "--parent", str(os.getpid()), *arguments]
     try:
-        await run_async(
-            argv, timeout_s=_TIMEOUT_S, env=_environment(), on_stdout_line=listener.hear
+        done = await run_child(
+            "dsec.images.convert", arguments, timeout_s=_TIMEOUT_S, on_line=listener.hear
         )
     except CommandFailed as failure:
         raise InternalError(str(failure)) from failure
     match listener.last:
         case Converted() as converted:
             return converted
-        case Refused(code, message):
-            raise error_from(code, message)
+        case Refused() as refused:
+            raise refused.error()
         case None:
-            raise InternalError(f"`{' '.join(argv)}` said nothing")
+            raise InternalError(f"`{' '.join(done.argv)}` said nothing")

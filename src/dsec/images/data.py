@@ -5,20 +5,21 @@ Threads may call anything here at once.
 
 from __future__ import annotations
 
+import contextlib
 import uuid
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 
-from dsec.base.errors import NotFound
+from dsec.base.errors import InternalError, NotFound
 from dsec.images import disk
 from dsec.images.pins import Pins
-from dsec.images.records import DataRecord, check_digest, decode, encode
+from dsec.images.records import DataRecord, Packed, check_digest, decode, encode
 
-_RAW, _TABLE, _RECORD = "raw", "table", "data.json"
+_RAW, _RECORD = "raw", "data.json"
 
 
 class DataStore:
-    """`<root>/data/<hex>/{data.json, raw and/or table}`."""
+    """`<root>/data/<hex>/{data.json, raw and/or table-<of which>}`."""
 
     def __init__(self, root: Path) -> None:
         self.pins = Pins("data")
@@ -56,8 +57,15 @@ class DataStore:
 
     def table(self, digest: str) -> Path | None:
         """The table of its chunks in the store, if it is known."""
-        path = self._directory(digest) / _TABLE
-        return path if path.exists() else None
+        with contextlib.suppress(NotFound):
+            if packed := self.get(digest).packed:
+                path = self._directory(digest) / _table_name(packed)
+                return path if path.exists() else None
+        return None
+
+    def has_all(self, digests: Iterable[str]) -> bool:
+        """Whether all of them are known here."""
+        return all(self.has(digest) for digest in digests)
 
     def digests(self) -> list[str]:
         """All data known here."""
@@ -66,13 +74,17 @@ class DataStore:
     def put_raw(self, record: DataRecord, file: Path) -> None:
         """Take over a finished file under the store's `tmp`; data known as a table becomes whole.
 
+        What is whole here already stays, since it may be mounted, and the new file is dropped.
+
         Raises:
             StorageFull: no room; nothing partial is left.
         """
         file.chmod(0o400)
         disk.fsync_path(file)
         with disk.full_disk_named(self._root), self.pins.lock:
-            if self.has(record.digest):
+            if self.raw(record.digest):
+                file.unlink()
+            elif self.has(record.digest):
                 file.replace(self._directory(record.digest) / _RAW)
                 disk.fsync_path(self._directory(record.digest))
             else:
@@ -84,13 +96,16 @@ class DataStore:
         Raises:
             StorageFull: no room; nothing partial is left.
         """
+        if record.packed is None:
+            raise InternalError(f"a table of data {record.digest} that is not packed")
+        name = _table_name(record.packed)
         disk.fsync_path(table)
         with disk.full_disk_named(self._root), self.pins.lock:
             if not self.has(record.digest):
-                self._move_in(record, {_TABLE: table})
+                self._move_in(record, {name: table})
                 return
             directory = self._directory(record.digest)
-            table.replace(directory / _TABLE)
+            table.replace(directory / name)  # named after its content: the record says which
             disk.write_atomically(directory / _RECORD, encode(record), self._scratch)
 
     def _move_in(self, record: DataRecord, files: dict[str, Path]) -> None:
@@ -108,14 +123,29 @@ class DataStore:
             raise
         disk.fsync_path(self._root)
 
-    def collect(self, needed: Collection[str]) -> list[str]:
-        """Remove data no layer needs and nobody pinned; the digests removed."""
+    def collect(self, needed: Callable[[], Collection[str]]) -> list[str]:
+        """Remove data no layer needs and nobody pinned.
+
+        Args:
+            needed: reads what layers need; called after looking at the pins, so that a layer made
+                meanwhile is either seen by it or was pinned since.
+
+        Returns:
+            The digests removed.
+        """
         doomed: dict[str, Path] = {}
-        with self.pins.lock:
-            for digest in self.digests():
-                if digest not in needed and not self.pins.by(digest):
-                    doomed[digest] = self._scratch / f"gone-{uuid.uuid4().hex}"
-                    self._directory(digest).replace(doomed[digest])
+        with self.pins.watching() as touched:
+            candidates = [digest for digest in self.digests() if not self.pins.by(digest)]
+            kept = needed()
+            with self.pins.lock:
+                for digest in candidates:
+                    if digest not in kept and digest not in touched:
+                        doomed[digest] = self._scratch / f"gone-{uuid.uuid4().hex}"
+                        self._directory(digest).replace(doomed[digest])
         for path in doomed.values():
             disk.remove_tree(path)
         return list(doomed)
+
+
+def _table_name(packed: Packed) -> str:
+    return f"table-{check_digest(packed.table.digest)[7:23]}"

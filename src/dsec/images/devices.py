@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Collection, Sequence
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -12,6 +14,7 @@ from dsec.images.data import DataStore
 from dsec.images.lazy.client import FillerClient
 from dsec.images.lazy.node import NodeFiller
 from dsec.images.locks import KeyedLock
+from dsec.images.pack import CHUNK_BYTES
 from dsec.images.records import DataRecord
 from dsec.images.store.interface import BlobStore
 from dsec.kit.blocking import in_thread
@@ -35,6 +38,8 @@ class Devices:
         self._opening = KeyedLock()
         self._open: dict[str, Path] = {}
         """What the filler shows now."""
+        self._claims: Counter[str] = Counter()
+        """What somebody is about to mount."""
 
     async def filler(self) -> FillerClient:
         """The node's filler, started if it is not running yet.
@@ -68,13 +73,26 @@ class Devices:
         """Whether it is fetched when it is read. Looks at the disk."""
         return self._data.raw(digest) is None and self._direct(self._data.get(digest)) is None
 
-    async def paths(self, digests: Sequence[str]) -> list[Path]:
-        """The devices, ready to be mounted, in this order.
+    @property
+    def shown(self) -> frozenset[str]:
+        """What the filler shows."""
+        return frozenset(self._open)
+
+    @contextlib.asynccontextmanager
+    async def ready(self, digests: Sequence[str]) -> AsyncIterator[list[Path]]:
+        """The devices, in this order; they stay while the context lasts, for a mount to be made.
 
         Raises:
             NotFound: (kind data) one is not known here.
             Unavailable: the filler does not answer.
         """
+        self._claims.update(digests)
+        try:
+            yield await self._paths(digests)
+        finally:
+            self._claims.subtract(digests)
+
+    async def _paths(self, digests: Sequence[str]) -> list[Path]:
         found: dict[str, Path] = {}
 
         async def find(digest: str) -> None:
@@ -120,9 +138,13 @@ class Devices:
             Unsupported: the node has no filler.
         """
         wanted = list(dict.fromkeys(digests))
-        await together(partial(self._show, digest) for digest in wanted)
-        request = StartRecording(recording=recording, digests=wanted)
-        paths = await (await self.filler()).start_recording(request)
+        self._claims.update(wanted)
+        try:
+            await together(partial(self._show, digest) for digest in wanted)
+            request = StartRecording(recording=recording, digests=wanted)
+            paths = await (await self.filler()).start_recording(request)
+        finally:
+            self._claims.subtract(wanted)
         if len(paths) != len(wanted):
             raise InternalError("the filler gave another number of devices than it was asked for")
         found = dict(zip(wanted, paths, strict=True))
@@ -148,13 +170,21 @@ class Devices:
             return
         async with self._opening.holding(digest):
             request = OpenData(
-                digest=digest, size_bytes=record.size_bytes, chunk_bytes=65536, raw=str(whole)
+                digest=digest, size_bytes=record.size_bytes, chunk_bytes=CHUNK_BYTES, raw=str(whole)
             )
             self._open[digest] = await (await self.filler()).open(request)
 
-    async def close_unused(self, needed: Collection[str]) -> None:
-        """Have the filler show no more than what layers that are mounted need."""
-        for digest in [d for d in self._open if d not in needed]:
+    async def close_unused(self, needed: Callable[[], Collection[str]]) -> None:
+        """Have the filler show no more than what is needed.
+
+        Args:
+            needed: what layers that are mounted need, now; asked again for each.
+
+        Raises:
+            Unavailable: the filler does not answer.
+        """
+        for digest in list(self._open):
             async with self._opening.holding(digest):
-                await (await self.filler()).close(digest)
-                self._open.pop(digest, None)
+                if not self._claims[digest] and digest not in needed():
+                    del self._open[digest]
+                    await (await self.filler()).close(digest)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -27,8 +27,8 @@ from dsec.base.errors import (
     Unavailable,
     Unsupported,
 )
-from dsec.images.collecting import Uses
 from dsec.images.compose import plan_layers
+from dsec.images.data import DataStore
 from dsec.images.devices import Devices
 from dsec.images.faults import Faults
 from dsec.images.layers import LayerStore
@@ -39,12 +39,16 @@ from dsec.images.records import Environment, EnvironmentPart, ImageRecord, view
 from dsec.images.sharing import Sharing
 from dsec.images.shelf import Shelf
 from dsec.images.traces import Traces
+from dsec.images.uses import Uses
 from dsec.kit.blocking import in_thread
-from dsec.kit.together import together
+from dsec.kit.together import survive, together
 from dsec.wire.public_v1 import EnvironmentRef
 from dsec.wire.sandbox import Fault
 
 logger = logging.getLogger("dsec.images.environments")
+
+IDLE_MOUNT_S = 600.0
+"""A layer nobody uses stays mounted so long, its page cache with it."""
 
 
 class Environments:
@@ -55,6 +59,7 @@ class Environments:
         images: Shelf[ImageRecord],
         publications: Publications,
         layers: LayerStore,
+        data: DataStore,
         devices: Devices,
         recorder: Recorder,
         traces: Traces,
@@ -68,6 +73,7 @@ class Environments:
         self._images = images
         self._publications = publications
         self._layers = layers
+        self._data = data
         self._devices = devices
         self._recorder = recorder
         self._traces = traces
@@ -80,6 +86,10 @@ class Environments:
         """Layers whose mounts died with a filler."""
         self._stranded: dict[str, Fault] = {}
         """Sandboxes that stand on such mounts."""
+        self._idle_since: dict[str, float] = {}
+        """Mounted layers nobody pins, and since when."""
+        self._settled = False
+        """Whether it is known what the sandboxes of earlier runs stand on."""
 
     # -- names --------------------------------------------------------------------------------
 
@@ -180,8 +190,12 @@ class Environments:
                 )
             )
         except BaseException:
-            self._layers.pins.unpin(owner)
+            self._unpin(owner)
             raise
+
+    def _unpin(self, owner: str) -> None:
+        self._layers.pins.unpin(owner)
+        self._data.pins.unpin(owner)
 
     def _mounted(self, wanted: Sequence[str]) -> list[Path] | None:
         found = [path for digest in wanted if (path := self._layers.mounted(digest))]
@@ -198,20 +212,28 @@ class Environments:
     ) -> list[Path]:
         if self._sharing is not None:
             await self._fetch(self._sharing, wanted, sandbox)
-        lazy = await in_thread("disk", self._any_lazy, wanted)
+        lazy = self._any_lazy(wanted)
         known = await self._traces.best(environment, trace) if lazy else None
         if known is not None:
-            self._tasks.start_soon(self._recorder.prefetch, known)
+            prefetch = partial(self._recorder.prefetch, known)
+            self._tasks.start_soon(survive, prefetch, "fetching ahead")
         if record or (lazy and known is None and self._recorder.claim(environment, trace)):
             return await self._recorder.mount(environment, wanted, sandbox, trace)
         await together(partial(self._mount_one, digest) for digest in wanted)
         return [self._layers.mount_point(digest) for digest in wanted]
 
-    async def _fetch(self, sharing: Sharing, wanted: Sequence[str], sandbox: str) -> None:
-        works = [partial(sharing.fetch_layers, wanted, sandbox)]
-        if self._uses is not None:
-            works.append(partial(self._uses.declare, wanted))
-        await together(works)
+    async def _fetch(self, sharing: Sharing, wanted: Sequence[str], owner: str) -> None:
+        """Declared first, then fetched: a collector sees the one or has not begun to remove."""
+        elsewhere = [digest for digest in wanted if not self._is_whole(digest)]
+        if elsewhere and self._uses is not None:
+            await self._uses.declare(elsewhere)
+        await sharing.fetch_layers(wanted, owner)
+
+    def _is_whole(self, digest: str) -> bool:
+        """Whether a layer and all its data are on this disk. Some calls of stat."""
+        if not self._layers.has(digest):
+            return False
+        return all(self._data.raw(device) for device in self._layers.get(digest).devices)
 
     def _any_lazy(self, wanted: Sequence[str]) -> bool:
         devices = {device for digest in wanted for device in self._layers.get(digest).devices}
@@ -221,8 +243,8 @@ class Environments:
         if self._layers.mounted(digest):
             return
         record = await in_thread("disk", self._layers.get, digest)
-        paths = await self._devices.paths(record.devices)
-        await in_thread("mount", self._layers.mount, digest, paths)
+        async with self._devices.ready(record.devices) as paths:
+            await in_thread("mount", self._layers.mount, digest, paths)
 
     def _failure(self, environment: Environment, error: OSError) -> DsecError:
         if error.errno == errno.ENOTBLK:  # what EROFS says of a file it cannot read by itself
@@ -235,18 +257,62 @@ class Environments:
         return InternalError(f"cannot mount image {environment.image.name!r}: {error}")
 
     async def release(self, sandbox: str) -> None:
-        """A sandbox needs its layers no more. They stay mounted until `unmount_unused`."""
-        self._layers.pins.unpin(sandbox)
+        """A sandbox needs its layers no more. They stay mounted for a while, for the next one."""
+        self._unpin(sandbox)
         self._stranded.pop(sandbox, None)
         await self._recorder.release(sandbox)
+
+    # -- over time ----------------------------------------------------------------------------
 
     def rebuild_pins(self, pins: Iterable[tuple[str, Iterable[str]]]) -> None:
         """After a restart: which sandbox uses which layers (digests, any order)."""
         for sandbox, digests in pins:
             layers = list(digests)
+            is_new = not self._layers.pins.of(sandbox)  # to this edge: it was here before
             self._layers.pins.pin(layers, sandbox)
-            if self._dead.intersection(layers):
+            if is_new and self._dead.intersection(layers):
                 self._stranded[sandbox] = self._lost_fault()
+
+    def settled(self) -> None:
+        """All sandboxes of earlier runs are known by now: what nobody pins may go."""
+        self._settled = True
+
+    async def tidy(self) -> None:
+        """Unmount what has been unused for a while, close its devices, say what is still used.
+
+        Raises:
+            Unavailable: store or filler do not answer; the next time does it.
+        """
+        if self._settled:
+            await self._unmount(self._long_idle())
+
+    async def unmount_unused(self) -> list[str]:
+        """Unmount the layers no sandbox uses; their digests."""
+        return await self._unmount(None)
+
+    async def _unmount(self, among: Collection[str] | None) -> list[str]:
+        gone = await in_thread("mount", self._layers.unmount_unused, among)
+        await self._devices.close_unused(self._needed_devices)
+        if self._uses is not None and self._settled:
+            in_use = {*self._layers.pins.all(), *self._layers.mounted_digests()}
+            await self._uses.settle(d for d in in_use if not self._is_whole(d))
+        return gone
+
+    def _long_idle(self) -> set[str]:
+        now, pinned = self._clock.monotonic(), self._layers.pins.all()
+        idle = [d for d in self._layers.mounted_digests() if d not in pinned]
+        self._idle_since = {d: self._idle_since.get(d, now) for d in idle}
+        return {d for d, since in self._idle_since.items() if now - since >= IDLE_MOUNT_S}
+
+    def _needed_devices(self) -> set[str]:
+        return self._devices_of(self._layers.mounted_digests()) | self._recorder.devices
+
+    def _devices_of(self, digests: Iterable[str]) -> set[str]:
+        found: set[str] = set()
+        for digest in digests:
+            with contextlib.suppress(NotFound):
+                found.update(self._layers.get(digest).devices)
+        return found
 
     async def filler_lost(self) -> None:
         """The filler is another one: what is mounted over the data of the last one is dead.
@@ -254,18 +320,26 @@ class Environments:
         New sandboxes get new mounts. Those that stand on the old ones read EIO wherever the page
         cache has nothing, for good; they are told so.
         """
-        lost = await in_thread("disk", self._lazily_mounted)
+        lost = await in_thread("disk", self._over_the_filler)
+        mounted = self._layers.mounted_digests()
+        self._dead.update(lost)
         for digest in lost:
-            self._dead.add(digest)
             for owner in self._layers.pins.by(digest):
                 self._stranded[owner] = self._lost_fault()
-            await in_thread("mount", self._layers.abandon, digest)
+            if digest in mounted:
+                await in_thread("mount", self._layers.abandon, digest)
         self._devices.forget()
-        if lost:
-            logger.error("the filler was lost", extra={"layers": len(lost)})
+        if self._stranded:
+            logger.error("the filler was lost", extra={"sandboxes": len(self._stranded)})
 
-    def _lazily_mounted(self) -> list[str]:
-        return [d for d in self._layers.mounted_digests() if self._any_lazy([d])]
+    def _over_the_filler(self) -> list[str]:
+        """Layers that a mount of this node, shared or of one sandbox, has over the filler's files."""
+        shown = self._devices.shown
+        return [
+            digest
+            for digest in self._layers.digests()
+            if self._any_lazy([digest]) or shown.intersection(self._devices_of([digest]))
+        ]
 
     def _lost_fault(self) -> Fault:
         return Fault(
@@ -275,17 +349,6 @@ class Environments:
             since=self._clock.now(),
         )
 
-    async def unmount_unused(self) -> list[str]:
-        """Unmount the layers no sandbox uses; their digests."""
-        gone = await in_thread("mount", self._layers.unmount_unused)
-        mounted = self._layers.mounted_digests()
-        needed = await in_thread("disk", self._devices_of, mounted)
-        with contextlib.suppress(DsecError):
-            await self._devices.close_unused(needed | self._recorder.devices)
-            if self._uses is not None:
-                await self._uses.withdraw(mounted)
-        return gone
-
     def faults(self, environment: Environment, sandbox: str) -> list[Fault]:
         """What keeps a sandbox on an environment from working as it should, now."""
         if sandbox in self._stranded:
@@ -293,6 +356,3 @@ class Environments:
         if self._faults.none:
             return []
         return self._faults.among(self._devices_of(environment.layers))
-
-    def _devices_of(self, digests: Iterable[str]) -> set[str]:
-        return {device for digest in digests for device in self._layers.get(digest).devices}

@@ -40,8 +40,8 @@ class Faults:
                     await lost()
                 async for event in (await self._filler.client()).events():
                     self._note(event)
-            except DsecError as error:
-                logger.warning("the filler is silent", extra={"why": error.message})
+            except (DsecError, OSError) as error:
+                logger.warning("the filler is silent", extra={"why": str(error)})
             self._failing.clear()  # a new stream begins with all that fail
             await anyio.sleep(PAUSE_S)
 

@@ -238,9 +238,13 @@ class Importer:
         self._layers.pins.pin([layer.diff_id, over], work.owner)
         async with self._making.holding(layer.diff_id):
             for key in (layer.diff_id, over):
-                if await in_thread("disk", self._layers.has, key):
+                if await in_thread("disk", self._is_here, key):
                     return key
             return await self._make_layer(work, layer, below, source, place)
+
+    def _is_here(self, key: str) -> bool:
+        """Whether a layer, and all data it points into, is known here; pinned from here on."""
+        return self._layers.has(key) and self._data.has_all(self._layers.get(key).devices)
 
     async def _make_layer(
         self, work: Import, layer: SourceLayer, below: Sequence[str], source: str, place: str
@@ -306,7 +310,7 @@ class Importer:
         key = key_of_merged(run, bottom=bottom)
         self._layers.pins.pin([key], work.owner)
         async with self._making.holding(key):
-            if await in_thread("disk", self._layers.has, key):
+            if await in_thread("disk", self._is_here, key):
                 return key
             work.job.report(f"merging {len(run)} layers")
             out = await self._out(work)

@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
 import uuid
-from collections.abc import Sequence
+from collections.abc import AsyncIterator
 
 from dsec.base.clock import Clock
 from dsec.base.errors import NotFound
 from dsec.images.devices import Devices
 from dsec.images.environments import Environments
-from dsec.images.erofs.read import read_image
 from dsec.images.layers import LayerStore
-from dsec.images.lint.child import Job, JobPart
-from dsec.images.lint.run import run_lint
-from dsec.images.overlaid import Part
-from dsec.images.records import Environment, ImageRecord
+from dsec.images.lint.child import JobPart, LintJob, TraceJob
+from dsec.images.lint.indexes import node_indexes
+from dsec.images.lint.run import run_lint, run_view
+from dsec.images.records import Environment
 from dsec.images.traces import Trace, Traces
-from dsec.images.tracing import trace_view
+from dsec.images.turns import Turns
 from dsec.kit.blocking import in_thread
 from dsec.wire.public_v1 import EnvironmentRef, LintReport, LintRequest, TraceView
 
+_TRACE_PATIENCE_S = 5.0
+"""Less than the control plane waits for a node."""
+
 
 class Inspection:
-    """Of one node's environments."""
+    """Of one node's environments. Much work for whoever asks, so one lint and one trace at a time."""
 
     def __init__(
         self,
@@ -37,51 +40,63 @@ class Inspection:
         self._devices = devices
         self._traces = traces
         self._clock = clock
+        self._lints = Turns("looking environments over")
+        self._views = Turns("reading traces", _TRACE_PATIENCE_S)
 
     async def lint(self, request: LintRequest) -> LintReport:
         """Look an environment over, in a child process.
 
         Raises:
             NotFound: a part of it is not known. InvalidRequest: an own rule is bad.
+            RateLimited: others are being looked over.
+            PayloadTooLarge: it has too many names.
             DataUnavailable: the store does not give its data. DeadlineExceeded.
         """
         wanted = EnvironmentRef(
             image=request.image, workspace=request.workspace, toolkits=request.toolkits
         )
         environment = await self._environments.compose(wanted)
-        image = await self._environments.image(environment.image.name)
-        owner = f"lint-{uuid.uuid4().hex}"
-        try:
-            await self._environments.hold(environment, owner)
-            return await run_lint(await self._job(request, environment, image))
-        finally:
-            await self._environments.release(owner)
+        async with self._lints.turn(), self._held(environment, "lint"):
+            async with contextlib.AsyncExitStack() as stack:
+                return await run_lint(await self._lint_job(request, environment, stack))
 
-    async def _job(self, request: LintRequest, environment: Environment, image: ImageRecord) -> Job:
-        return Job(
+    async def _lint_job(
+        self, request: LintRequest, environment: Environment, stack: contextlib.AsyncExitStack
+    ) -> LintJob:
+        image = await self._environments.image(environment.image.name)
+        parts = self._parts(environment)
+        for part, digest in zip(parts, environment.layers, strict=True):
+            part.devices = await self._ready(digest, stack)
+        return LintJob(
             request=request,
-            parts=[
-                await self._job_part(part.label, digest)
-                for part in environment.parts
-                for digest in part.layers
-            ],
+            parts=parts,
             config=image.config,
+            indexes=await in_thread("disk", node_indexes),
             now_s=self._clock.now(),
             layers=len(image.layers) + len(environment.parts) - 1,
         )
 
-    async def _job_part(self, label: str, digest: str) -> JobPart:
+    async def _ready(self, digest: str, stack: contextlib.AsyncExitStack) -> list[str]:
+        """A layer's devices, which stay open until the stack is left."""
         record = await in_thread("disk", self._layers.get, digest)
-        paths = await self._devices.paths(record.devices)
-        return JobPart(
-            label=label, meta=str(self._layers.meta(digest)), devices=[str(path) for path in paths]
-        )
+        paths = await stack.enter_async_context(self._devices.ready(record.devices))
+        return [str(path) for path in paths]
+
+    def _parts(self, environment: Environment) -> list[JobPart]:
+        """What is mounted, bottom first, without its devices."""
+        return [
+            JobPart(label=part.label, meta=str(self._layers.meta(digest)))
+            for part in environment.parts
+            for digest in part.layers
+        ]
 
     async def trace(self, wanted: EnvironmentRef, name: str) -> TraceView:
-        """What a run read of an environment, as recorded.
+        """What a run read of an environment, as recorded; told by files in a child process.
 
         Raises:
             NotFound: a part of it, or (kind trace) a trace of this name, is not known.
+            RateLimited: others are being read.
+            PayloadTooLarge: it has too many names.
         """
         environment = await self._environments.compose(wanted)
         trace = await self._traces.exact(environment, name)
@@ -93,20 +108,26 @@ class Inspection:
                 kind="trace",
                 name=name,
             )
-        await self._environments.hold(environment, owner := f"trace-{uuid.uuid4().hex}")
-        try:
-            return await in_thread("build", self._view, wanted, environment, trace)
-        finally:
-            await self._environments.release(owner)
+        async with self._views.turn(), self._held(environment, "trace"):
+            return await run_view(self._trace_job(wanted, environment, trace))
 
-    def _view(self, wanted: EnvironmentRef, environment: Environment, trace: Trace) -> TraceView:
-        return trace_view(
-            wanted, trace.name, trace.recorded_at, self._parts(environment), trace.recording
+    def _trace_job(
+        self, wanted: EnvironmentRef, environment: Environment, trace: Trace
+    ) -> TraceJob:
+        return TraceJob(
+            environment=wanted,
+            parts=self._parts(environment),
+            trace=trace.name,
+            recorded_at=trace.recorded_at,
+            recording=trace.recording,
         )
 
-    def _parts(self, environment: Environment) -> Sequence[Part]:
-        return [
-            Part(part.label, read_image(self._layers.meta(digest)))
-            for part in environment.parts
-            for digest in part.layers
-        ]
+    @contextlib.asynccontextmanager
+    async def _held(self, environment: Environment, why: str) -> AsyncIterator[None]:
+        """Have an environment's layers here, and keep them."""
+        owner = f"{why}-{uuid.uuid4().hex}"
+        try:
+            await self._environments.hold(environment, owner)
+            yield
+        finally:
+            await self._environments.release(owner)

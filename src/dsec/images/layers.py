@@ -15,7 +15,7 @@ import contextlib
 import threading
 import uuid
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 
 from dsec.base.errors import Conflict, InternalError, NotFound
@@ -38,6 +38,8 @@ class LayerStore:
         self._lock = self.pins.lock
         self._busy: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
         self._mounted: set[str] = set()
+        self._records: dict[str, LayerRecord] = {}
+        """Read once: a layer never changes."""
 
     def open(self) -> None:
         """Make the directories and adopt mounts an earlier process left.
@@ -80,23 +82,31 @@ class LayerStore:
             NotFound: no such layer.
             InternalError: its record is damaged.
         """
+        if known := self._records.get(digest):
+            return known
         file = self._directory(digest) / _RECORD
         try:
-            return decode(file.read_bytes(), LayerRecord, str(file))
+            record = decode(file.read_bytes(), LayerRecord, str(file))
         except FileNotFoundError:
             raise NotFound(f"no layer {digest}", kind="layer") from None
+        self._records[digest] = record
+        return record
 
     def digests(self) -> list[str]:
         """All layers."""
         return [f"sha256:{entry.name}" for entry in sorted(self._root.iterdir())]
 
     def records(self) -> list[LayerRecord]:
-        """All layers, by digest.
+        """All layers, by digest; what is removed meanwhile is left out.
 
         Raises:
             InternalError: a record is damaged.
         """
-        return [self.get(digest) for digest in self.digests()]
+        found = []
+        for digest in self.digests():
+            with contextlib.suppress(NotFound):
+                found.append(self.get(digest))
+        return found
 
     def put(self, record: LayerRecord, meta: Path) -> LayerRecord:
         """Take over a finished metadata image, a file under the store's `tmp`.
@@ -170,6 +180,7 @@ class LayerStore:
             if used(digest):
                 raise Conflict(f"layer {digest} belongs to an image")
             self._directory(digest).replace(doomed)
+            self._records.pop(digest, None)
         return doomed
 
     def mounted(self, digest: str) -> Path | None:
@@ -227,14 +238,18 @@ class LayerStore:
             raise InternalError(f"layer {digest} was given {len(devices)} devices")
         mounts.mount_erofs(meta, target, devices)
 
-    def unmount_unused(self) -> list[str]:
+    def unmount_unused(self, among: Collection[str] | None = None) -> list[str]:
         """Unmount every layer without a pin; one that is busy is left for the next time.
+
+        Args:
+            among: only these; None = all.
 
         Returns:
             The digests unmounted.
         """
         done = []
-        for digest in self.mounted_digests():
+        mounted = self.mounted_digests()
+        for digest in mounted if among is None else [d for d in mounted if d in among]:
             with self._alone(digest), contextlib.suppress(Conflict):
                 self._claim(digest)
                 self._unmount(digest)

@@ -11,6 +11,7 @@ import contextlib
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import anyio
@@ -24,6 +25,7 @@ from dsec.images.layers import LayerStore
 from dsec.images.records import Environment, check_digest, decode, encode
 from dsec.images.traces import Trace, Traces, trace_key
 from dsec.kit.blocking import in_thread
+from dsec.kit.together import survive
 from dsec.linux import mounts
 from dsec.wire.filler import Prefetch, Recording
 
@@ -75,13 +77,26 @@ class Recorder:
     def open(self) -> None:
         """Adopt what an earlier run of the edge began. Blocking.
 
-        A directory without readable facts is left to `release` of its sandbox.
+        What cannot be adopted is logged, and goes with its sandbox: `release` needs no facts.
         """
         self._root.mkdir(parents=True, exist_ok=True)
         self._root = self._root.resolve()  # as mountinfo has it
         for file in self._root.glob(f"*/{_FACTS}"):
-            facts = decode(file.read_bytes(), Facts, str(file))
-            self._under[file.parent.name] = self._begun(facts)
+            try:
+                self._under[file.parent.name] = self._begun(
+                    decode(file.read_bytes(), Facts, str(file))
+                )
+            except (DsecError, OSError) as error:
+                extra = {"sandbox_id": file.parent.name, "why": str(error)}
+                logger.warning("a recording cannot be gone on with", extra=extra)
+
+    def go_on(self) -> None:
+        """Let the windows of adopted recordings end too."""
+        for sandbox in self._under:
+            self._end_later(sandbox)
+
+    def _end_later(self, sandbox: str) -> None:
+        self._tasks.start_soon(survive, partial(self._keep_later, sandbox), "keeping a trace")
 
     @property
     def devices(self) -> set[str]:
@@ -126,7 +141,7 @@ class Recorder:
             devices = [next(paths) for _ in layer.devices]
             await in_thread("mount", self._mount_copy, layer.digest, target, devices)
             found.append(target)
-        self._tasks.start_soon(self._keep_later, sandbox)
+        self._end_later(sandbox)
         return found
 
     def _prepare(self, place: Path, facts: Facts) -> None:
@@ -143,7 +158,7 @@ class Recorder:
         await self._keep(sandbox)
 
     async def _keep(self, sandbox: str) -> None:
-        """Keep what was read so far as the trace; once."""
+        """Keep what was read so far as the trace; once. A trace that is lost is no error."""
         under = self._under.get(sandbox)
         if under is None:
             return
@@ -151,20 +166,29 @@ class Recorder:
             if under.kept:
                 return
             under.kept = True
+            saved = False
             try:
                 recording = await (await self._devices.filler()).recording(sandbox)
-                await self._save(under.facts, recording)
-            except DsecError as error:
+                saved = await self._save(under.facts, recording)
+            except (DsecError, OSError) as error:
                 logger.warning("a trace was lost", extra={"sandbox_id": sandbox, "why": str(error)})
+            if not saved:  # the next sandbox of this environment shall record it
+                facts = under.facts
+                self._claimed.discard(trace_key(facts.environment.layers, facts.trace))
 
-    async def _save(self, facts: Facts, recording: Recording) -> None:
-        if recording.spans:  # of a sandbox that never ran there is nothing to learn
-            await self._traces.save(facts.environment, facts.trace, recording)
+    async def _save(self, facts: Facts, recording: Recording) -> bool:
+        if not recording.spans:  # of a sandbox that never ran there is nothing to learn
+            return False
+        await self._traces.save(facts.environment, facts.trace, recording)
+        return True
 
     async def release(self, sandbox: str) -> None:
         """A recorded sandbox is over: keep its trace, take its mounts and devices away.
 
         Harmless for others, and twice.
+
+        Raises:
+            OSError: a mount cannot be taken away.
         """
         place = self._root / sandbox
         if sandbox not in self._under and not place.exists():  # one stat

@@ -42,7 +42,7 @@ from dsec.base.errors import (
     Unsupported,
 )
 from dsec.images import debian, disk
-from dsec.images.collecting import Uses, collect
+from dsec.images.collecting import collect
 from dsec.images.data import DataStore
 from dsec.images.devices import Devices
 from dsec.images.environments import Environments
@@ -62,7 +62,9 @@ from dsec.images.shelf import Shelf
 from dsec.images.store.interface import BlobStore
 from dsec.images.traces import Traces
 from dsec.images.uploads import Uploads
+from dsec.images.uses import Uses
 from dsec.kit.blocking import in_thread
+from dsec.kit.together import survive
 from dsec.wire.edge_v1 import LayerEvent
 from dsec.wire.public_v1 import (
     BuildImage,
@@ -84,6 +86,9 @@ __all__ = ["ImageEvent", "ImageService", "finish"]
 
 logger = logging.getLogger("dsec.images")
 
+TIDY_S = 120.0
+END_S = 60.0
+"""What the end may take; then mounts and filler stay for the next start."""
 _LOCK_PATIENCE_S = 2.0
 
 
@@ -124,7 +129,8 @@ class ImageService:
         self._tasks = anyio.create_task_group()
         self._jobs = Jobs(self._tasks)
         self._uploads = Uploads(self._tmp, self._jobs)
-        self._devices = Devices(self.data, store, self._shared.filler)
+        direct = store if self._shared.direct else None
+        self._devices = Devices(self.data, direct, self._shared.filler)
         self._traces = Traces(root, store)
         self._recorder = Recorder(
             run_dir,
@@ -139,7 +145,9 @@ class ImageService:
             if store is not None
             else None
         )
-        self._uses = Uses(store, self._shared.node, self._clock) if store is not None else None
+        self._uses = (
+            Uses(store, root, self._shared.node, self._clock) if store is not None else None
+        )
         self.publications = Publications(
             root, self.layers, self._importer, self._sharing, self._clock
         )
@@ -148,6 +156,7 @@ class ImageService:
             self._images,
             self.publications,
             self.layers,
+            self.data,
             self._devices,
             self._recorder,
             self._traces,
@@ -168,20 +177,30 @@ class ImageService:
         Raises:
             Conflict: another process has the store.
             InternalError: a record is damaged.
-            Unavailable: the filler does not answer.
         """
         await in_thread("disk", self._open)
-        if not await self._devices.adopt():
-            await self.environments.filler_lost()
+        await self._adopt_filler()
         await self._tasks.__aenter__()
-        self._tasks.start_soon(self._faults.watch, self.environments.filler_lost)
-        if (
-            self._shared.filler is not None
-            and self._sharing is not None
-            and not self._shared.direct
-        ):
-            self._tasks.start_soon(self._shared.filler.warm)
+        filler, tasks = self._shared.filler, self._tasks
+        tasks.start_soon(self._faults.watch, self.environments.filler_lost)
+        tasks.start_soon(self._tidy)
+        self._recorder.go_on()
+        if filler is not None and self._sharing is not None and not self._shared.direct:
+            tasks.start_soon(filler.warm)
         return self
+
+    async def _adopt_filler(self) -> None:
+        """A filler that does not answer keeps no edge from starting: its sandboxes need one."""
+        try:
+            if not await self._devices.adopt():
+                await self.environments.filler_lost()
+        except (DsecError, OSError) as error:
+            logger.warning("the filler is silent", extra={"why": str(error)})
+
+    async def _tidy(self) -> None:
+        while True:
+            await anyio.sleep(TIDY_S)
+            await survive(self.environments.tidy, "unmounting what nobody uses")
 
     async def __aexit__(
         self,
@@ -194,8 +213,8 @@ class ImageService:
         try:
             # Not told of the body's error, which would come out wrapped in a group.
             await self._tasks.__aexit__(None, None, None)
-            with anyio.CancelScope(shield=True):
-                await self.environments.unmount_unused()
+            with anyio.move_on_after(END_S, shield=True):
+                await survive(self.environments.unmount_unused, "unmounting at the end")
                 await self._end_idle_filler()
         finally:
             os.close(self._lock_file)
@@ -221,6 +240,8 @@ class ImageService:
                 self._recorder,
             ):
                 part.open()
+            if self._uses is not None:
+                self._uses.open()
         except BaseException:
             os.close(self._lock_file)
             raise
@@ -316,7 +337,9 @@ class ImageService:
             with contextlib.suppress(NotFound, Conflict):
                 self.layers.remove(digest, self._has_name)
                 removed.append(digest)
-        self.data.collect({device for layer in self.layers.records() for device in layer.devices})
+        self.data.collect(
+            lambda: {device for layer in self.layers.records() for device in layer.devices}
+        )
         return removed
 
     # -- imports ------------------------------------------------------------------------------

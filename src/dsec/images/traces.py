@@ -24,6 +24,8 @@ from dsec.wire.filler import Recording
 
 logger = logging.getLogger("dsec.images.traces")
 
+ABSENT_S = 60.0
+"""A trace that was not there is looked for again after so long: another node may have recorded it."""
 REST_S = 30.0
 """A store that did not answer is not asked for traces so long."""
 LOOK_DEADLINE_S = 2.0
@@ -53,8 +55,8 @@ class Traces:
         self._scratch = root.absolute() / "tmp"
         self._store = store
         self._known: dict[str, Trace] = {}
-        self._absent: set[str] = set()
-        """Looked for in the store and not found; this node records them first."""
+        self._absent: dict[str, float] = {}
+        """Looked for in the store and not found, and when."""
         self._rest_until = 0.0
 
     def open(self) -> None:
@@ -90,14 +92,16 @@ class Traces:
         return None
 
     async def _ask_store(self, key: str) -> Trace | None:
-        if self._store is None or key in self._absent or anyio.current_time() < self._rest_until:
+        now = anyio.current_time()
+        lately = self._absent.get(key, -ABSENT_S) + ABSENT_S > now
+        if self._store is None or lately or now < self._rest_until:
             return None
         try:
             with anyio.fail_after(LOOK_DEADLINE_S):
                 body = await self._store.get_document("trace", key)
             return decode(body, Trace, f"trace {key} in {self._store.url}")
         except NotFound:
-            self._absent.add(key)
+            self._absent[key] = now
         except (DsecError, TimeoutError) as error:
             self._rest_until = anyio.current_time() + REST_S
             logger.warning("no trace could be had", extra={"trace": key, "why": str(error)})
@@ -107,6 +111,9 @@ class Traces:
         """Keep a trace here and put it into the store, for the image alone too if it has none.
 
         A store that does not take it is no error: the node has it.
+
+        Raises:
+            StorageFull: no room on the node.
         """
         trace = Trace(
             environment=environment.layers,
@@ -121,9 +128,10 @@ class Traces:
         return trace
 
     async def _put(self, key: str, trace: Trace) -> None:
-        self._known[key] = trace
         body = encode(trace)
-        await in_thread("disk", disk.write_atomically, self._file(key), body, self._scratch)
+        with disk.full_disk_named(self._root):
+            await in_thread("disk", disk.write_atomically, self._file(key), body, self._scratch)
+        self._known[key] = trace
         if self._store is None:
             return
         try:

@@ -14,6 +14,8 @@ from dsec.wire.filler import ReadSpan, Recording
 from dsec.wire.public_v1 import EnvironmentRef, TraceFile, TracePart, TraceRead, TraceView
 
 MAX_FILES = 200
+MAX_READS = 100_000
+"""The first ones are shown; sums are of all."""
 
 
 def trace_view(
@@ -46,7 +48,7 @@ def trace_view(
         trace=trace,
         recorded_at=recorded_at,
         parts=devices,
-        reads=reads,
+        reads=reads[:MAX_READS],
         files=_files(parts, index, ranges),
         total_bytes=sum(part.size_bytes for part in devices),
         read_bytes=sum(part.read_bytes for part in devices),

@@ -1,10 +1,13 @@
-"""Several things at once, failing as one."""
+"""Several things at once, failing as one; and one in the background, failing alone."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Callable, Iterable
 
 import anyio
+
+logger = logging.getLogger("dsec.kit")
 
 
 async def together(works: Iterable[Callable[[], Awaitable[object]]]) -> None:
@@ -30,3 +33,16 @@ def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error
+
+
+async def survive(work: Callable[[], Awaitable[object]], what: str) -> None:
+    """Do background work of a long-lived task group: what it raises is logged and ends it alone.
+
+    Args:
+        work: what to do.
+        what: it is, for the log.
+    """
+    try:
+        await work()
+    except Exception:  # the group's other work goes on
+        logger.exception("background work failed", extra={"what": what})

@@ -100,6 +100,9 @@ class SimImages:
     def rebuild_pins(self, pins: Iterable[tuple[str, Iterable[str]]]) -> None:
         """No layers, no pins."""
 
+    def settled(self) -> None:
+        """Nothing to tidy."""
+
     def faults(self, environment: Environment, sandbox: str) -> list[Fault]:
         """Nothing to fail."""
         del environment, sandbox

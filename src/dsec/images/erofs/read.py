@@ -13,6 +13,7 @@ import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 from dsec.base.errors import InternalError
 from dsec.images.erofs import format as fmt
@@ -30,17 +31,27 @@ def read_image(image: Path) -> Tree:
         InternalError: it is not one that `write_image` made, or is damaged; names the file.
         OSError: it cannot be read.
     """
+    with image.open("rb") as file:
+        return read_opened(file, image)
+
+
+def read_opened(file: IO[bytes], image: Path) -> Tree:
+    """The same for who may no longer open it; `image` is its name, for people.
+
+    Raises:
+        InternalError, OSError: as `read_image`.
+    """
     try:
-        return _Reader(_load(image)).read()
+        return _Reader(_load(file)).read()
     except _Damage as damage:
         why = f"{image} is damaged, or no metadata image of ours: {damage}"
         raise InternalError(why, path=str(image)) from None
 
 
-def _load(image: Path) -> bytes:
-    if image.stat().st_size > fmt.MAX_IMAGE_BYTES:
+def _load(file: IO[bytes]) -> bytes:
+    if os.fstat(file.fileno()).st_size > fmt.MAX_IMAGE_BYTES:
         raise _Damage("it is larger than 256 MiB")
-    return image.read_bytes()
+    return file.read()
 
 
 class _Damage(Exception):

@@ -49,8 +49,10 @@ class NodeFiller:
         if not self._started.is_set():
             async with self._turn:
                 if not self._started.is_set():
-                    await ensure_filler(self._config)
-                    self._started.set()
+                    # Bounded, and not given up halfway: nobody would know of the process.
+                    with anyio.CancelScope(shield=True):
+                        await ensure_filler(self._config)
+                        self._started.set()
         return self._client
 
     async def warm(self) -> None:

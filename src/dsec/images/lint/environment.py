@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import stat
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from dsec.images.erofs.tree import Inode
+from dsec.images.lint.indexes import Indexes
 from dsec.images.overlaid import Entry, Hidden, Part, overlay
 from dsec.images.records import ImageConfig
 
@@ -32,8 +33,8 @@ class BudgetSpent(Exception):
 class Surroundings:
     """What the linter is told beside the environment."""
 
-    index_hosts: tuple[str, ...] = ()
-    """Hosts that packages should come from; empty = that is not judged."""
+    indexes: Indexes = field(default_factory=Indexes)
+    """Hosts that packages should come from."""
     now_s: float = 0.0
     """Seconds since the epoch; 0 = ages are not judged."""
     answers: tuple[str, ...] = ()

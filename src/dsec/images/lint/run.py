@@ -1,25 +1,23 @@
-"""Runs the linter's child (`child.py`) and hands on what it says."""
+"""Runs the child that looks into environments (`child.py`) and hands on what it says."""
 
 from __future__ import annotations
 
-import os
 import signal
-import sys
-from pathlib import Path
 
 import msgspec
 
-import dsec
-from dsec.base.errors import DeadlineExceeded, InternalError, error_from
-from dsec.images.lint.child import Job, Linted, Refused, Said
-from dsec.linux.process import CommandFailed, Completed, run_async
-from dsec.wire.public_v1 import LintReport
+from dsec.base.errors import DeadlineExceeded, InternalError
+from dsec.images.children import Refused, run_child
+from dsec.images.lint.child import Job, Linted, LintJob, Said, TraceJob, Viewed
+from dsec.linux.process import CommandFailed, Completed
+from dsec.wire.public_v1 import LintReport, TraceView
 
 TIMEOUT_S = 900.0
-_ARGV = (sys.executable, "-X", "utf8", "-m", "dsec.images.lint.child")
+VIEW_TIMEOUT_S = 120.0
+_LATE = (None, -signal.SIGXCPU, -signal.SIGKILL)
 
 
-async def run_lint(job: Job, timeout_s: float = TIMEOUT_S) -> LintReport:
+async def run_lint(job: LintJob, timeout_s: float = TIMEOUT_S) -> LintReport:
     """Look an environment over in a child process; cancelling kills it.
 
     Args:
@@ -33,19 +31,37 @@ async def run_lint(job: Job, timeout_s: float = TIMEOUT_S) -> LintReport:
         PayloadTooLarge: it took too much memory.
         InternalError: a metadata image is damaged, or the child failed otherwise.
     """
-    job = msgspec.structs.replace(job, parent=os.getpid())
-    match _said(await _run(msgspec.json.encode(job), timeout_s)):
-        case Linted(report):
-            return report
-        case Refused(code, message):
-            raise error_from(code, message)
+    said = await _ask(job, timeout_s)
+    if not isinstance(said, Linted):
+        raise InternalError("the linter answered something else")
+    return said.report
+
+
+async def run_view(job: TraceJob, timeout_s: float = VIEW_TIMEOUT_S) -> TraceView:
+    """Tell a recording by files, in a child process; cancelling kills it.
+
+    Raises:
+        DataUnavailable: metadata cannot be read.
+        DeadlineExceeded, PayloadTooLarge, InternalError: as `run_lint`.
+    """
+    said = await _ask(job, timeout_s)
+    if not isinstance(said, Viewed):
+        raise InternalError("a trace was asked for, and something else answered")
+    return said.view
+
+
+async def _ask(job: Job, timeout_s: float) -> Linted | Viewed:
+    said = _said(await _run(msgspec.json.encode(job), timeout_s))
+    if isinstance(said, Refused):
+        raise said.error()
+    return said
 
 
 async def _run(job: bytes, timeout_s: float) -> Completed:
     try:
-        return await run_async(_ARGV, stdin=job, timeout_s=timeout_s, env=_environment())
+        return await run_child("dsec.images.lint.child", stdin=job, timeout_s=timeout_s)
     except CommandFailed as failure:
-        if failure.status in (None, -signal.SIGXCPU, -signal.SIGKILL):
+        if failure.status in _LATE:
             raise DeadlineExceeded("looking the environment over took too long") from failure
         raise InternalError(str(failure)) from failure
 
@@ -55,9 +71,3 @@ def _said(done: Completed) -> Said:
         return msgspec.json.decode(done.stdout, type=Said)
     except msgspec.MsgspecError as error:
         raise InternalError(f"the linter said something else: {error}") from error
-
-
-def _environment() -> dict[str, str]:
-    """Only what Python needs; the package is found wherever this process found it."""
-    package = Path(dsec.__path__[0]).parent
-    return {"PATH": os.environ.get("PATH", os.defpath), "PYTHONPATH": str(package)}

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import msgspec
 from msgspec import Struct, field
 
-from dsec.base.errors import Unavailable
+from dsec.base.errors import DataUnavailable
 from dsec.images.store.interface import BlobRef, DocumentKind
 from dsec.images.store.layout import check_name, digest_of
 
@@ -87,14 +87,14 @@ def read_manifest(data: bytes, tag: str) -> Artifact:
     """Read the manifest at a tag.
 
     Raises:
-        Unavailable: it is not one of ours.
+        DataUnavailable: it is not one of ours.
     """
     try:
         artifact = msgspec.json.decode(data, type=Artifact)
     except msgspec.MsgspecError as error:
-        raise Unavailable(f"what the registry has at {tag} is no document: {error}") from error
+        raise DataUnavailable(f"what the registry has at {tag} is no document: {error}") from error
     if not artifact.layers or not artifact.name:
-        raise Unavailable(f"what the registry has at {tag} is no document")
+        raise DataUnavailable(f"what the registry has at {tag} is no document")
     return artifact
 
 

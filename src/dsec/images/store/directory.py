@@ -19,6 +19,7 @@ import anyio
 
 from dsec.base.clock import Clock, SystemClock
 from dsec.base.errors import (
+    Conflict,
     DsecError,
     NotFound,
     PermissionDenied,
@@ -103,7 +104,13 @@ class DirectoryStore:
         await self._do(self._remove, self._blob(digest))
 
     async def put_document(
-        self, kind: DocumentKind, name: str, body: bytes, blobs: Sequence[BlobRef]
+        self,
+        kind: DocumentKind,
+        name: str,
+        body: bytes,
+        blobs: Sequence[BlobRef],
+        *,
+        absent: bool = False,
     ) -> None:
         """Write a file; what it refers to is for readers to know."""
         del blobs
@@ -112,7 +119,7 @@ class DirectoryStore:
         temporary = await self._do(self._prepare, target)
         try:
             await self._do(_append, temporary, layout.wrap(name, body))
-            await self._do(_publish, temporary, target, self._root)
+            await self._do(_publish_absent if absent else _publish, temporary, target, self._root)
         finally:
             await self._discard(temporary)
 
@@ -270,6 +277,26 @@ def _publish(temporary: Path, target: Path, root: Path) -> None:
     """Give a file its name once it is on the disk, and have the name there too."""
     _sync(temporary)
     temporary.replace(target)
+    _sync_above(target, root)
+
+
+def _publish_absent(temporary: Path, target: Path, root: Path) -> None:
+    """As `_publish`, but never in place of another file.
+
+    Raises:
+        Conflict: there is one that says something else.
+    """
+    _sync(temporary)
+    try:
+        target.hardlink_to(temporary)  # unlike a rename, it replaces nothing
+    except FileExistsError:
+        # Over NFS the answer to a link that was made may be lost, and asked for again.
+        if target.read_bytes() != temporary.read_bytes():
+            raise Conflict(f"{target.name} is in the store already", kind="document") from None
+    _sync_above(target, root)
+
+
+def _sync_above(target: Path, root: Path) -> None:
     for directory in target.parents:
         _sync(directory)
         if directory == root:

@@ -98,7 +98,13 @@ class BlobStore(Protocol):
         ...
 
     async def put_document(
-        self, kind: DocumentKind, name: str, body: bytes, blobs: Sequence[BlobRef]
+        self,
+        kind: DocumentKind,
+        name: str,
+        body: bytes,
+        blobs: Sequence[BlobRef],
+        *,
+        absent: bool = False,
     ) -> None:
         """Store or replace a document.
 
@@ -107,6 +113,12 @@ class BlobStore(Protocol):
             name: any text of at most 512 bytes.
             body: at most `MAX_DOCUMENT_BYTES`.
             blobs: what it needs; all are in the store already.
+            absent: never replace another; one that says the same counts as this one.
+
+        Raises:
+            Conflict: `absent`, and there is another one. Of several who put at once, exactly one
+                succeeds. (A registry has no such request: there it is looked for before and after,
+                and only somebody who puts in just that moment is missed.)
         """
         ...
 
@@ -115,6 +127,7 @@ class BlobStore(Protocol):
 
         Raises:
             NotFound: (kind document) there is none.
+            DataUnavailable: there is one, and it is damaged.
         """
         ...
 

@@ -13,7 +13,7 @@ from urllib.parse import quote, unquote
 import msgspec
 from msgspec import Struct
 
-from dsec.base.errors import InvalidRequest, PayloadTooLarge, Unavailable
+from dsec.base.errors import DataUnavailable, InvalidRequest, PayloadTooLarge
 from dsec.images.store.interface import MAX_DOCUMENT_BYTES, DocumentKind
 
 MAX_NAME_BYTES = 512
@@ -136,12 +136,12 @@ def unwrap(stored: bytes, name: str) -> bytes:
     """The body of a stored document.
 
     Raises:
-        Unavailable: it is damaged, or another's.
+        DataUnavailable: it is damaged, or another's.
     """
     line, _, body = stored.partition(b"\n")
     header = header_of(line)
     if header.name != name or header.digest != digest_of(body):
-        raise Unavailable(f"the document {name!r} is damaged in the store")
+        raise DataUnavailable(f"the document {name!r} is damaged in the store")
     return body
 
 
@@ -149,9 +149,9 @@ def header_of(start: bytes) -> Header:
     """The header at the start of a stored document.
 
     Raises:
-        Unavailable: it is damaged.
+        DataUnavailable: it is damaged.
     """
     try:
         return msgspec.json.decode(start.partition(b"\n")[0], type=Header)
     except msgspec.MsgspecError as error:
-        raise Unavailable(f"a document in the store is damaged: {error}") from error
+        raise DataUnavailable(f"a document in the store is damaged: {error}") from error

@@ -13,9 +13,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import obstore
-from obstore.exceptions import BaseError, PermissionDeniedError, UnauthenticatedError
+from obstore.exceptions import (
+    AlreadyExistsError,
+    BaseError,
+    PermissionDeniedError,
+    UnauthenticatedError,
+)
 
-from dsec.base.errors import DsecError, NotFound, PermissionDenied, StorageFull, Unavailable
+from dsec.base.errors import Conflict, DsecError, NotFound, PermissionDenied, StorageFull, Unavailable
 from dsec.images.store import layout
 from dsec.images.store.deadlines import persevere, while_it_moves, within
 from dsec.images.store.interface import (
@@ -30,7 +35,7 @@ from dsec.images.store.refusals import is_full, told
 from dsec.images.store.source import Source, opened
 
 if TYPE_CHECKING:
-    from obstore import ObjectMeta
+    from obstore import ObjectMeta, PutMode
     from obstore.store import ClientConfig, ObjectStore, RetryConfig
 
 T = TypeVar("T")
@@ -122,13 +127,26 @@ class ObjectsStore:
         await self._delete(layout.blob_key(digest))
 
     async def put_document(
-        self, kind: DocumentKind, name: str, body: bytes, blobs: Sequence[BlobRef]
+        self,
+        kind: DocumentKind,
+        name: str,
+        body: bytes,
+        blobs: Sequence[BlobRef],
+        *,
+        absent: bool = False,
     ) -> None:
         """Write an object; what it refers to is for readers to know."""
         del blobs
         layout.check_body(body)
         key, data = layout.document_key(kind, name), layout.wrap(name, body)
-        await within(self._options.stalled_s, self._url, lambda: self._put(key, data))
+        try:
+            await within(
+                self._options.stalled_s, self._url, lambda: self._put(key, data, absent=absent)
+            )
+        except AlreadyExistsError:
+            # It may be ours: the answer was lost and the library asked again.
+            if await self.get_document(kind, name) != body:
+                raise Conflict(f"{kind} {name!r} is in the store already", kind=kind) from None
 
     async def get_document(self, kind: DocumentKind, name: str) -> bytes:
         """Read an object and check it against its header."""
@@ -166,10 +184,16 @@ class ObjectsStore:
             await self._put(key, source)
         source.sent()
 
-    async def _put(self, key: str, data: bytes | Source) -> None:
+    async def _put(self, key: str, data: bytes | Source, *, absent: bool = False) -> None:
+        """Write an object.
+
+        Raises:
+            AlreadyExistsError: `absent`, and there is one; for a caller to look at.
+        """
         try:
             if isinstance(data, bytes):
-                await obstore.put_async(self._writing, key, data, use_multipart=False)
+                mode: PutMode = "create" if absent else "overwrite"
+                await obstore.put_async(self._writing, key, data, use_multipart=False, mode=mode)
                 return
             await obstore.put_async(
                 self._writing,
@@ -178,6 +202,8 @@ class ObjectsStore:
                 chunk_size=data.part_bytes,
                 max_concurrency=_UPLOADS_AT_ONCE,
             )
+        except AlreadyExistsError:
+            raise
         except FileNotFoundError as error:
             raise Unavailable(f"{self._url}: there is no such bucket") from error
         except BaseError as error:

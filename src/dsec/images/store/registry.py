@@ -16,7 +16,14 @@ from msgspec import Struct
 from yarl import URL
 
 from dsec.base.clock import Clock, SystemClock
-from dsec.base.errors import DsecError, NotFound, Unavailable, Unsupported
+from dsec.base.errors import (
+    Conflict,
+    DataUnavailable,
+    DsecError,
+    NotFound,
+    Unavailable,
+    Unsupported,
+)
 from dsec.images.store import artifacts, layout
 from dsec.images.store.deadlines import persevere
 from dsec.images.store.exchange import Answer, Ask, Exchange
@@ -36,6 +43,8 @@ _TAGS_AT_ONCE = 1000
 _NAMES_AT_ONCE = 16
 """Manifests read in parallel for a listing."""
 _MAX_PAGE_BYTES = 16 << 20
+_MAX_PAGES = 1000
+"""Of one listing: a registry could lead on for ever."""
 _NEXT = re.compile(r'<([^>]*)>\s*;[^,]*rel="?next"?', re.IGNORECASE)
 _RANGE = re.compile(r"bytes (\d+)-(\d+)/")
 _MANIFEST = {"Accept": artifacts.MANIFEST_TYPE}
@@ -133,7 +142,13 @@ class RegistryStore:
         raise Unsupported(f"a registry collects garbage itself; {digest} is its business")
 
     async def put_document(
-        self, kind: DocumentKind, name: str, body: bytes, blobs: Sequence[BlobRef]
+        self,
+        kind: DocumentKind,
+        name: str,
+        body: bytes,
+        blobs: Sequence[BlobRef],
+        *,
+        absent: bool = False,
     ) -> None:
         """Upload the body and a manifest that names it and the blobs.
 
@@ -141,12 +156,30 @@ class RegistryStore:
             NotFound: (kind blob) one of the blobs is not in the store.
         """
         layout.check_body(body)
+        if absent and await self._says(kind, name, body):
+            return
         tag = artifacts.tag_of(kind, name)
         own = BlobRef(layout.digest_of(body), len(body))
         async with self._empty:
             await self._have(artifacts.EMPTY_REF, artifacts.EMPTY)
         await self._have(own, body)
         await self._put_manifest(tag, artifacts.manifest(kind, name, own, blobs))
+        if absent:  # there is no request that would not replace; so see who was last
+            await self._says(kind, name, body)
+
+    async def _says(self, kind: DocumentKind, name: str, body: bytes) -> bool:
+        """Whether there is such a document.
+
+        Raises:
+            Conflict: there is one, and it says something else.
+        """
+        try:
+            found = await self.get_document(kind, name)
+        except NotFound:
+            return False
+        if found != body:
+            raise Conflict(f"{kind} {name!r} is in the store already", kind=kind)
+        return True
 
     async def get_document(self, kind: DocumentKind, name: str) -> bytes:
         """Read the manifest, then the body it names, and check that."""
@@ -157,27 +190,32 @@ class RegistryStore:
             raise NotFound(f"there is no document {name!r} in the store", kind="document") from None
         ref = artifact.layers[0]
         if ref.size > MAX_DOCUMENT_BYTES:
-            raise Unavailable(f"the document {name!r} has {ref.size} bytes")
+            raise DataUnavailable(f"the document {name!r} has {ref.size} bytes")
         body = await self.read_blob(ref.digest, 0, ref.size)
         if artifact.name != name or layout.digest_of(body) != ref.digest:
-            raise Unavailable(f"the document {name!r} is damaged in the store")
+            raise DataUnavailable(f"the document {name!r} is damaged in the store")
         return body
 
     async def list_documents(self, kind: DocumentKind) -> AsyncIterator[str]:
         """Names from the manifests of all tags of the kind, some at a time."""
-        url = (self._exchange.root / "tags/list").with_query(n=_TAGS_AT_ONCE)
-        try:
-            tags, following = await self._tags(url)
-        except NotFound:
-            return  # a repository nothing was put into yet
-        while True:
+        async for tags in self._pages():
             ours = [tag for tag in tags if artifacts.is_tag_of(kind, tag)]
             for start in range(0, len(ours), _NAMES_AT_ONCE):
                 for name in await self._names(ours[start : start + _NAMES_AT_ONCE]):
                     yield name
+
+    async def _pages(self) -> AsyncIterator[list[str]]:
+        url = (self._exchange.root / "tags/list").with_query(n=_TAGS_AT_ONCE)
+        for _ in range(_MAX_PAGES):
+            try:
+                tags, following = await self._tags(url)
+            except NotFound:
+                return  # a repository nothing was put into yet
+            yield tags
             if following is None:
                 return
-            tags, following = await self._tags(following)
+            url = following
+        raise Unavailable(f"{self._url} lists tags without an end")
 
     async def delete_document(self, kind: DocumentKind, name: str) -> None:
         """Delete the manifest; its digest is this document's alone, as the name is in it.

@@ -15,7 +15,8 @@ from dsec.images.erofs.data import DataWriter
 from dsec.images.erofs.scan import scan
 from dsec.images.erofs.write import write_image
 from dsec.images.lint import run
-from dsec.images.lint.child import Job, JobPart
+from dsec.images.lint.child import JobPart, LintJob
+from dsec.images.lint.indexes import Indexes
 from dsec.images.records import ImageConfig
 from dsec.linux.process import run_async
 from dsec.wire.public_v1 import LintReport, LintRequest, LintRule
@@ -48,8 +49,8 @@ def image(tmp_path: Path) -> JobPart:
     return part(tmp_path, "image", files)
 
 
-def job(*parts: JobPart, request: LintRequest | None = None) -> Job:
-    return Job(
+def job(*parts: JobPart, request: LintRequest | None = None) -> LintJob:
+    return LintJob(
         request=request or LintRequest(image="i"),
         parts=list(parts),
         config=ImageConfig(),
@@ -109,8 +110,9 @@ HOSTILE = {
 async def test_hostile_content_does_not_take_for_ever(tmp_path: Path) -> None:
     """Whatever is quadratic in one of these takes many minutes."""
     image = part(tmp_path, "image", HOSTILE)
-    around = Job(request=LintRequest(image="i"), parts=[image], config=ImageConfig(user="\u00b2"))
-    around.index_hosts = ["mirror"]
+    around = job(image)
+    around.config = ImageConfig(user="\u00b2")
+    around.indexes = Indexes(apt=("mirror",), python=("mirror",))
     assert rules(await run.run_lint(around, timeout_s=60))
 
 
@@ -152,7 +154,7 @@ async def test_cancelling_ends_it(tmp_path: Path) -> None:
 @pytest.mark.needs_root
 async def test_it_becomes_nobody() -> None:
     says = "import os; print(os.getresuid(), os.getresgid(), os.getgroups())"
-    code = f"from dsec.images.lint import child; child.become_nobody(); {says}"
+    code = f"from dsec.images.children import become_nobody; become_nobody(); {says}"
     done = await run_async([sys.executable, "-c", code], timeout_s=60)
     nobody = (65534, 65534, 65534)
     assert done.stdout.decode().strip() == f"{nobody} {nobody} []"

@@ -9,6 +9,7 @@ import pytest
 
 from dsec.base.quantity import GIB, MIB
 from dsec.images.lint.environment import Surroundings
+from dsec.images.lint.indexes import Indexes
 from dsec.images.lint.rules import RULES
 from dsec.images.lint.rules.privilege import capabilities
 from dsec.images.records import ImageConfig
@@ -26,7 +27,9 @@ from tests.unit.images.lint.build import (
 
 DAY_S = 86400
 AROUND = Surroundings(
-    index_hosts=("packages.test", "mirror"), now_s=100 * DAY_S, answers=("return a + b  # fixed",)
+    indexes=Indexes(apt=("packages.test", "mirror"), python=("packages.test", "mirror")),
+    now_s=100 * DAY_S,
+    answers=("return a + b  # fixed",),
 )
 
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from urllib.parse import urlsplit
+from collections.abc import Collection, Iterator
 
 import msgspec
 from msgspec import Struct
 
 from dsec.images.debian import parse_list, parse_sources
 from dsec.images.lint.environment import Environment
+from dsec.images.lint.indexes import PYTHON_VARIABLES, hosts_in, is_enabled, python_settings
 from dsec.images.lint.rule import Family, Found, Rule
 from dsec.images.overlaid import Entry
 
@@ -40,7 +40,7 @@ PIP_INDEX = Rule(
     "warning",
     "pip or uv is configured to use an index that the node does not name.",
     "What a run installs differs from what was tested, or does not come at all.",
-    "Remove the setting, or add the host to the node's index hosts.",
+    "Remove the setting, or have the node's own configuration name the host.",
 )
 APT_BROKEN = Rule(
     "apt-broken",
@@ -68,7 +68,7 @@ APT_SOURCE = Rule(
     "warning",
     "apt is configured with a source that the node does not name.",
     "What a run installs differs from what was tested, or does not come at all.",
-    "Remove the source, or add the host to the node's index hosts.",
+    "Remove the source, or have the node's own configuration name the host.",
 )
 APT_OLD = Rule(
     "apt-lists-old",
@@ -83,19 +83,6 @@ _MAX_STATUS_BYTES = 32 << 20
 _MAX_LISTS_BYTES = 512 << 20
 _MAX_LINE = 4096
 _PIP_FILES = re.compile(rb"/(pip\.conf|\.pip/pip\.conf|uv\.toml)$")
-_PIP_INDEX = re.compile(
-    r"^[ \t]*(?:extra-index-url|index-url|find-links|url|default-index)[ \t]*=[ \t]*(.+)$",
-    re.MULTILINE,
-)
-_PIP_VARIABLES = (
-    "PIP_INDEX_URL",
-    "PIP_EXTRA_INDEX_URL",
-    "UV_INDEX_URL",
-    "UV_DEFAULT_INDEX",
-    "UV_INDEX",
-    "UV_EXTRA_INDEX_URL",
-)
-_URL = re.compile(r"https?://[^\s\"'\],]+")
 _NAME = re.compile(rb"^Package: (\S+)", re.MULTILINE)
 
 
@@ -125,9 +112,8 @@ def look(env: Environment) -> Iterator[Found]:
             yield from _distribution(env, entry)
         elif entry.name.endswith(b".egg-link"):
             yield PIP_EDITABLE.at("it is a link to a directory", entry)
-        elif _PIP_FILES.search(entry.path) and env.around.index_hosts:
-            urls = _PIP_INDEX.findall(env.text(entry.path) or "")
-            yield from _elsewhere(env, PIP_INDEX, " ".join(urls), entry)
+        elif _PIP_FILES.search(entry.path) and env.around.indexes.python:
+            yield from _python_elsewhere(env, python_settings(env.text(entry.path) or ""), entry)
     yield from _variables(env)
     yield from _debian(env)
 
@@ -163,23 +149,18 @@ def _without_password(url: str) -> str:
 
 
 def _variables(env: Environment) -> Iterator[Found]:
-    for name in _PIP_VARIABLES:
-        yield from _elsewhere(env, PIP_INDEX, env.config.env.get(name, ""), None)
+    for name in PYTHON_VARIABLES:
+        yield from _python_elsewhere(env, env.config.env.get(name, ""), None)
 
 
-def _elsewhere(env: Environment, rule: Rule, text: str, entry: Entry | None) -> Iterator[Found]:
-    """A finding for each host of URLs that is not the node's."""
-    hosts = {_host(url) for url in _URL.findall(text)}
-    if env.around.index_hosts:
-        for host in sorted(hosts - set(env.around.index_hosts) - {""}):
-            yield rule.at(f"it names {host}", entry)
+def _python_elsewhere(env: Environment, text: str, entry: Entry | None) -> Iterator[Found]:
+    for host in _foreign(text, env.around.indexes.python):
+        yield PIP_INDEX.at(f"it names {host}", entry)
 
 
-def _host(url: str) -> str:
-    try:
-        return urlsplit(url).hostname or ""
-    except ValueError:
-        return ""
+def _foreign(text: str, own: Collection[str]) -> list[str]:
+    """Hosts of URLs that are not the node's; none if the node names no such hosts at all."""
+    return sorted(hosts_in(text).difference(own)) if own else []
 
 
 def _debian(env: Environment) -> Iterator[Found]:
@@ -234,8 +215,9 @@ def _sources(env: Environment) -> Iterator[Found]:
     for entry in files + ([main] if main is not None else []):
         text = "\n".join(_short_lines(env.text(entry.path) or ""))
         parse = parse_sources if entry.name.endswith(b".sources") else parse_list
-        urls = [s["uris"] for s in parse(text) if "uris" in s and s.get("enabled") != "no"]
-        yield from _elsewhere(env, APT_SOURCE, " ".join(urls), entry)
+        urls = " ".join(stanza.get("uris", "") for stanza in parse(text) if is_enabled(stanza))
+        for host in _foreign(urls, env.around.indexes.apt):
+            yield APT_SOURCE.at(f"it names {host}", entry)
 
 
 def _short_lines(text: str) -> Iterator[str]:
