@@ -13,7 +13,9 @@ class Tar:
 
     def __init__(self, form: int = tarfile.PAX_FORMAT) -> None:
         self._bytes = io.BytesIO()
-        self._tar = tarfile.TarFile(fileobj=self._bytes, mode="w", format=form)
+        self._tar = tarfile.TarFile(
+            fileobj=self._bytes, mode="w", format=form, encoding="utf-8", errors="surrogateescape"
+        )
 
     def add(self, name: str | bytes, kind: bytes = tarfile.REGTYPE, **fields: Any) -> Tar:
         info = tarfile.TarInfo(os.fsdecode(name))
@@ -25,9 +27,9 @@ class Tar:
             f"SCHILY.xattr.{key}": value.decode("utf-8", "surrogateescape")
             for key, value in fields.pop("xattrs", {}).items()
         }
+        info.size = len(content)
         for key, value in fields.items():
             setattr(info, key, value)
-        info.size = len(content)
         self._tar.addfile(info, io.BytesIO(content))
         return self
 

@@ -19,6 +19,8 @@ from dsec.base.errors import DataUnavailable
 from dsec.images.lazy import keeper
 from dsec.images.lazy.config import FillerConfig, load_config
 from dsec.images.lazy.fronts import open_front
+from dsec.images.lazy.handed import Handed
+from dsec.images.lazy.pulse import beat
 from dsec.kit import log
 from dsec.kit.blocking import in_thread
 
@@ -95,7 +97,12 @@ async def serve(config: FillerConfig) -> None:
             reader.missing = partial(_note_fetch, cache)
             await front.expose(file.name, reader)
         config.socket.unlink(missing_ok=True)
-        async with front.serving(), await anyio.create_unix_listener(config.socket) as listener:
+        async with (
+            front.serving(),
+            anyio.create_task_group() as group,
+            await anyio.create_unix_listener(config.socket) as listener,
+        ):
+            group.start_soon(beat, Handed.decode(os.environ).pulse)
             await listener.serve(_answer)
 
 

@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
@@ -26,6 +26,7 @@ from dsec.images.lazy.handed import Handed
 from dsec.images.lazy.holder import Holder, is_held, read_holder
 from dsec.images.lazy.keeper import Restarts, bound_log
 from dsec.images.lazy.places import Places
+from dsec.images.lazy.pulse import Pulse, beat, longest_silence_s
 from dsec.images.lazy.starting import ensure_filler
 from dsec.linux import mounts, pidfd
 from tests.kernel.erofs_over import Image, make_image, mounted, outcome, start_reader
@@ -58,6 +59,7 @@ class Filler:
     store: Path
     front: FrontName = "fuse"
     options: dict[str, str] = field(default_factory=dict)
+    read_timeout_s: float = 0.0
     seen: set[int] = field(default_factory=set)
 
     @property
@@ -68,6 +70,7 @@ class Filler:
             run=str(self.place / "run"),
             front=self.front,
             store_options=self.options,
+            read_timeout_s=self.read_timeout_s,
         )
 
     @property
@@ -237,6 +240,46 @@ async def test_a_keeper_killed_too_fails_reads_and_the_next_one_works(
         assert await aside(lambda: outcome(start_reader(root))) == image.digests()
 
 
+@pytest.mark.parametrize("front", ["fuse", "fanotify"])
+async def test_readers_survive_a_worker_that_hangs(
+    filler: Filler, image: Image, front: FrontName
+) -> None:
+    filler.front, filler.read_timeout_s = front, 1.0  # so it is given up after ten seconds
+    filler.options = {"delay_s": "0.02"}
+    await filler.ensure()
+    worker = filler.worker()
+
+    def hang() -> None:
+        eventually(fetch_note(filler.place / "cache", worker).exists, PATIENCE_S)
+        os.kill(worker, signal.SIGSTOP)
+
+    with mounted(image, filler.device(), filler.place / "mnt") as root:
+        right = image.digests()
+        for each in await aside(lambda: read_all_while(hang, root)):
+            wrong = {name: got for name, got in each.items() if got != right[name]}
+            # As when it is killed: fanotify's readers may see EIO; never anything else.
+            assert set(wrong.values()) <= ({EIO} if front == "fanotify" else set())
+            assert each.keys() == right.keys()
+        assert not runs(worker)
+        assert "worker hangs" in filler.places.log.read_text()
+        assert await aside(lambda: outcome(start_reader(root))) == right
+
+
+async def test_a_mount_over_a_worker_that_hangs_is_made_in_the_end(
+    filler: Filler, image: Image
+) -> None:
+    filler.read_timeout_s = 1.0
+    await filler.ensure()
+    os.kill(filler.worker(), signal.SIGSTOP)
+    target = filler.place / "mnt"
+    target.mkdir()
+    await aside(lambda: mounts.mount_erofs(image.meta, target, [filler.device()]))
+    try:
+        assert await aside(lambda: outcome(start_reader(target))) == image.digests()
+    finally:
+        mounts.umount(target, detach=True)
+
+
 def kill_together(*pids: int) -> None:
     """None of them does anything after the first has died."""
     for number in (signal.SIGSTOP, signal.SIGKILL):
@@ -343,6 +386,22 @@ def blocks(status: str, number: signal.Signals) -> bool:
     return bool(int(mask, 16) >> (number - 1) & 1)
 
 
+async def test_an_anchor_has_nothing_of_its_keepers_environment(
+    filler: Filler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    filler.front = "fanotify"
+    await filler.ensure()
+    worker, anchor = filler.worker(), filler.anchor()
+    assert b"AWS_SECRET_ACCESS_KEY=secret" in variables(worker), "it needs it"
+    eventually(lambda: is_anchor(anchor), PATIENCE_S)
+    assert [each.partition(b"=")[0] for each in variables(anchor)] == [b"PYTHONPATH"]
+
+
+def variables(pid: int) -> list[bytes]:
+    return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")[:-1]
+
+
 async def test_fuse_waits_for_mounts_of_fanotify(filler: Filler, image: Image) -> None:
     filler.front = "fanotify"
     await filler.ensure()
@@ -414,15 +473,16 @@ async def test_keeper_and_worker_have_no_descriptors_but_their_own(filler: Fille
         await filler.ensure()
     worker = filler.worker()
     places = filler.places
-    assert {
-        what for what in links(filler.holder.pid) if not what.startswith("anon_inode:[pidfd]")
-    } == {
+    held = links(filler.holder.pid)
+    assert len([what for what in held if what.startswith("pipe:")]) == 1  # the worker's heartbeat
+    assert {what for what in held if not what.startswith(("anon_inode:[pidfd]", "pipe:"))} == {
         "/dev/null",
         "/dev/fuse",
         str(places.log),
         str(places.lock),
     }
     assert links(worker).count("/dev/fuse") == 1
+    assert [what for what in links(worker) if what in held and what.startswith("pipe:")]
     assert str(places.lock) not in links(worker)
 
 
@@ -505,6 +565,65 @@ async def test_in_the_foreground_it_ends_on_sigterm_and_leaves_nothing(filler: F
 # -- parts -------------------------------------------------------------------------------------
 
 
+def test_a_worker_is_lost_when_it_beats_no_more_and_not_before_it_began() -> None:
+    clock = StoppedClock()
+    pulse = Pulse(longest_silence_s(45.0), clock)
+    with closing(pulse):
+        assert [lost_after(pulse, clock, 1.0) for _ in range(119)] == [False] * 119, "it starts"
+        os.write(pulse.beating, b"..")
+        assert not lost_after(pulse, clock, 1.0)
+        assert [lost_after(pulse, clock, 1.0) for _ in range(46)] == [False] * 45 + [True]
+        pulse.given()
+
+
+def test_a_worker_that_never_begins_is_lost_too() -> None:
+    clock = StoppedClock()
+    pulse = Pulse(10.0, clock)
+    with closing(pulse):
+        assert [lost_after(pulse, clock, 1.0) for _ in range(121)] == [False] * 120 + [True]
+        pulse.given()
+
+
+def test_silence_while_the_keeper_stood_still_too_is_nobodys_fault() -> None:
+    clock = StoppedClock()
+    pulse = Pulse(10.0, clock)
+    with closing(pulse):
+        os.write(pulse.beating, b".")
+        assert not lost_after(pulse, clock, 1.0)
+        assert not lost_after(pulse, clock, 3600.0)
+        assert [lost_after(pulse, clock, 100.0) for _ in range(5)] == [False] * 4 + [True]
+        pulse.given()
+
+
+def lost_after(pulse: Pulse, clock: StoppedClock, seconds: float) -> bool:
+    clock.at += seconds
+    return pulse.is_lost()
+
+
+def test_how_long_a_worker_may_be_silent() -> None:
+    assert [longest_silence_s(read_s) for read_s in (1.0, 45.0, 3600.0)] == [10.0, 45.0, 60.0]
+
+
+async def test_who_beats_into_a_full_pipe_beats_on() -> None:
+    clock = StoppedClock()
+    pulse = Pulse(10.0, clock)
+    with closing(pulse):
+        with suppress(BlockingIOError):
+            while os.write(pulse.beating, bytes(65536)):
+                pass
+        assert await beats_on(pulse)
+        assert not pulse.is_lost()
+    assert await beats_on(pulse), "nobody listens any more"
+    pulse.given()
+    await beat(None)
+
+
+async def beats_on(pulse: Pulse) -> bool:
+    with anyio.move_on_after(0.01) as scope:
+        await beat(pulse.beating)
+    return scope.cancelled_caught
+
+
 class StoppedClock:
     def __init__(self) -> None:
         self.at = 100.0
@@ -541,8 +660,8 @@ def test_the_log_stays_short(tmp_path: Path) -> None:
 
 
 def test_what_is_handed_down_comes_back() -> None:
-    handed = Handed(3, 7, 4711)
-    assert Handed.decode({"DSEC_FILLER_FDS": handed.encode()}) == handed
+    for handed in (Handed(3, 7, 4711, 5), Handed(3, 7, 4711)):
+        assert Handed.decode({"DSEC_FILLER_FDS": handed.encode()}) == handed
     for wrong in ("", "kernel=3", "kernel=x,generation=0,parent=1"):
         with pytest.raises(InternalError):
             Handed.decode({"DSEC_FILLER_FDS": wrong})

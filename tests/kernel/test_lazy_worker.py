@@ -12,21 +12,21 @@ import subprocess
 import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Self, TypeVar
 
 import anyio
 import anyio.to_thread
 import pytest
 
-from dsec.base.errors import Unsupported
+from dsec.base.errors import Unavailable, Unsupported
 from dsec.images.lazy.holder import is_held, read_holder
 from dsec.images.lazy.node import NodeFiller
 from dsec.images.lazy.places import Places
 from dsec.images.service import ImageService
-from dsec.linux import pidfd
+from dsec.linux import mounts, pidfd
 from dsec.wire.public_v1 import EnvironmentRef
 from tests.kernel.erofs_over import READ
 from tests.kernel.nodes import MIB, Node, imported, noise, seen, tar_of
@@ -49,11 +49,50 @@ def anyio_backend() -> str:
     return "asyncio"
 
 
+MakeNode = Callable[[str, Path], Node]
+
+
 @pytest.fixture
-async def store(tmp_path: Path) -> Path:
+def make_node(tmp_path: Path) -> Iterator[MakeNode]:
+    """Makes nodes of which nothing is left, however the test ends."""
+    made: list[Node] = []
+
+    def make(name: str, store: Path) -> Node:
+        made.append(Node(name, store, tmp_path))
+        return made[-1]
+
+    yield make
+    detach_all(tmp_path)
+    for node in made:
+        if node.run.exists():  # else the test has cleaned it
+            end(node)
+
+
+def detach_all(root: Path) -> None:
+    for mount in mounts.mounts_under(root):
+        mounts.umount(Path(mount.target), detach=True)
+
+
+def end(node: Node) -> None:
+    """End a filler that somebody left: its worker dies with the keeper, its anchor by itself."""
+    processes = Processes(node)
+    detach_all(node.run)
+    holder = read_holder(processes.places.lock)
+    if holder is not None:
+        with pidfd.opened(holder.pid) as descriptor:
+            if descriptor is not None:
+                pidfd.kill(descriptor)
+                assert pidfd.wait_end(descriptor, PATIENCE_S)
+    detach_all(node.run)
+    eventually(processes.gone, PATIENCE_S)
+    node.clean()
+
+
+@pytest.fixture
+async def store(tmp_path: Path, make_node: MakeNode) -> Path:
     """With the image."""
     (tmp_path / "store").mkdir()
-    node = Node("publisher", tmp_path / "store", tmp_path)
+    node = make_node("publisher", tmp_path / "store")
     async with node.running() as images:
         await imported(images, "base", tar_of(FILES))
     node.clean()
@@ -110,16 +149,13 @@ def text_of(file: Path) -> bytes:
 
 
 @asynccontextmanager
-async def cold_node(
-    front: str, store: Path, place: Path
-) -> AsyncIterator[tuple[ImageService, Path, Processes]]:
-    """A node that has fetched nothing, and the image as a sandbox sees it."""
-    node = Node("cold", store, place)
+async def cold_node(front: str, node: Node) -> AsyncIterator[tuple[ImageService, Path, Processes]]:
+    """The image as a sandbox sees it on a node that has fetched nothing."""
     # Small windows, one at a time: the readers are not done before the last kill.
     node.options |= {"front": front, "window_bytes": 65536, "parallel": 1}
     processes = Processes(node)
     async with node.running() as images:
-        async with seen(images, IMAGE, "s1", place) as root:
+        async with seen(images, IMAGE, "s1", node.state.parent) as root:
             yield images, root, processes
     await aside(lambda: eventually(processes.gone, PATIENCE_S))
     node.clean()
@@ -139,6 +175,16 @@ class Readers:
         self._threads = [threading.Thread(target=partial(self._listen, n)) for n in range(count)]
         for thread in self._threads:
             thread.start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in self._processes:
+            process.kill()
+            process.wait(PATIENCE_S)
+        for thread in self._threads:
+            thread.join(PATIENCE_S)
 
     @staticmethod
     def _start(root: Path, seed: int) -> subprocess.Popen[str]:
@@ -187,12 +233,13 @@ def kill_often(processes: Processes, readers: Readers, seed: int) -> None:
 @pytest.mark.parametrize("seed", [1, 2])
 @pytest.mark.parametrize("front", ["fuse", "fanotify"])
 async def test_every_byte_is_right_however_often_the_worker_is_killed(
-    store: Path, tmp_path: Path, front: str, seed: int
+    store: Path, make_node: MakeNode, front: str, seed: int
 ) -> None:
-    async with cold_node(front, store, tmp_path) as (_, root, processes):
-        readers = Readers(root / "data", READERS)
-        await aside(lambda: kill_often(processes, readers, seed))
-        for said in await aside(readers.finish):
+    async with cold_node(front, make_node("cold", store)) as (_, root, processes):
+        with Readers(root / "data", READERS) as readers:
+            await aside(lambda: kill_often(processes, readers, seed))
+            finished = await aside(readers.finish)
+        for said in finished:
             wrong = {got for name, got in said.items() if got != RIGHT[name]}
             # fanotify's readers may see EIO; never anything else, and never zeros.
             assert wrong <= ({EIO} if front == "fanotify" else set())
@@ -202,9 +249,9 @@ async def test_every_byte_is_right_however_often_the_worker_is_killed(
 
 @pytest.mark.parametrize("front", ["fuse", "fanotify"])
 async def test_a_worker_whose_cache_is_damaged_comes_back(
-    store: Path, tmp_path: Path, front: str
+    store: Path, tmp_path: Path, make_node: MakeNode, front: str
 ) -> None:
-    async with cold_node(front, store, tmp_path) as (images, root, processes):
+    async with cold_node(front, make_node("cold", store)) as (images, root, processes):
         worker = processes.worker(after=0)
         assert await aside((root / "data/00").read_bytes) == FILES["data/00"]
         for file in (tmp_path / "cold/cache").glob("*/map"):
@@ -217,7 +264,16 @@ async def test_a_worker_whose_cache_is_damaged_comes_back(
         wrong = {got for name, got in said.items() if got != RIGHT[name]}
         # What is mounted has the old file, which is nobody's now.
         assert wrong == ({EIO} if front == "fanotify" else set())
-        assert (await images.store()).front == front
+        assert await front_of(images) == front
+
+
+async def front_of(images: ImageService) -> str:
+    """As the filler says, once its worker listens: it serves readers before."""
+    with anyio.fail_after(PATIENCE_S):
+        while True:
+            with suppress(Unavailable):
+                return (await images.store()).front
+            await anyio.sleep(0.02)
 
 
 def kill_keeper_and_worker(processes: Processes, readers: Readers) -> None:
@@ -235,11 +291,14 @@ def kill_both(keeper: int, worker: int) -> None:
         assert descriptor is None or pidfd.wait_end(descriptor, PATIENCE_S)
 
 
-async def test_with_fanotify_mounts_survive_keeper_and_worker(store: Path, tmp_path: Path) -> None:
-    async with cold_node("fanotify", store, tmp_path) as (images, root, processes):
-        readers = Readers(root / "data", READERS)
-        await aside(lambda: kill_keeper_and_worker(processes, readers))
-        for said in await aside(readers.finish):
+async def test_with_fanotify_mounts_survive_keeper_and_worker(
+    store: Path, make_node: MakeNode
+) -> None:
+    async with cold_node("fanotify", make_node("cold", store)) as (images, root, processes):
+        with Readers(root / "data", READERS) as readers:
+            await aside(lambda: kill_keeper_and_worker(processes, readers))
+            finished = await aside(readers.finish)
+        for said in finished:
             assert {got for name, got in said.items() if got != RIGHT[name]} <= {EIO}
             assert said.keys() == RIGHT.keys()
         await aside(processes.keeper)
@@ -249,9 +308,9 @@ async def test_with_fanotify_mounts_survive_keeper_and_worker(store: Path, tmp_p
 
 
 async def test_an_edge_that_starts_takes_over_what_an_anchor_kept(
-    store: Path, tmp_path: Path
+    store: Path, make_node: MakeNode
 ) -> None:
-    node = Node("cold", store, tmp_path)
+    node = make_node("cold", store)
     node.options["front"] = "fanotify"
     processes = Processes(node)
     async with node.running() as images:
@@ -282,8 +341,8 @@ def reads_right(root: Path) -> bool:
     return True
 
 
-async def test_a_filler_is_started_ahead(tmp_path: Path) -> None:
-    node = Node("early", tmp_path, tmp_path)
+async def test_a_filler_is_started_ahead(tmp_path: Path, make_node: MakeNode) -> None:
+    node = make_node("early", tmp_path)
     filler = NodeFiller(node.config)
     await filler.warm()
     assert filler.started
@@ -293,8 +352,10 @@ async def test_a_filler_is_started_ahead(tmp_path: Path) -> None:
     node.clean()
 
 
-async def test_one_that_cannot_be_started_ahead_is_nobodys_error(tmp_path: Path) -> None:
-    node = Node("early", tmp_path, tmp_path)
+async def test_one_that_cannot_be_started_ahead_is_nobodys_error(
+    tmp_path: Path, make_node: MakeNode
+) -> None:
+    node = make_node("early", tmp_path)
     node.options["front"] = "fanotify"
     os.symlink("/dev/shm", node.config.cache)  # noqa: PTH211
     filler = NodeFiller(node.config)

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from dsec.base.errors import Unavailable
+from dsec.base.errors import DataUnavailable, Unavailable, Unsupported
+from dsec.wire.edge_v1 import CreateOnEdge
+from dsec.wire.public_v1 import ImageView, LayerView
+from dsec.wire.sandbox import SandboxSpec
 from tests.system.fake_edge import FakeEdge
 from tests.system.plane import Plane, bearer, control_plane
 
@@ -112,3 +115,61 @@ async def test_who_only_looks_may_list_but_not_search_contents() -> None:
         body = {"image": "debian"}
         lint = await plane.client.post("/v1/environments/lint", json=body, headers=reader)
         assert lint.status_code == 403
+
+
+async def test_nothing_is_removed_anywhere_while_one_node_uses_it() -> None:
+    one, two = FakeEdge("n001"), FakeEdge("n002")
+    async with control_plane([one, two]) as plane:
+        await publish(plane, "rg:1")
+        two.published |= one.published
+        two.use("toolkit", "rg:1")
+        refused = await plane.client.delete("/v1/layers?kind=toolkit&name=rg:1")
+        assert (refused.status_code, refused.json()["error"]["code"]) == (409, "conflict")
+        assert ("toolkit", "rg:1") in one.published
+        two.published["toolkit", "rg:1"] = one.published["toolkit", "rg:1"]
+
+        async def away(*_: object) -> LayerView:
+            raise Unavailable("gone")
+
+        two.layer = away  # type: ignore[assignment, method-assign]
+        assert (await plane.client.delete("/v1/layers?kind=toolkit&name=rg:1")).status_code == 503
+        assert ("toolkit", "rg:1") in one.published
+
+
+async def test_an_image_a_sandbox_of_any_node_uses_stays_on_all() -> None:
+    one, two = FakeEdge("n001"), FakeEdge("n002")
+    async with control_plane([one, two]) as plane:
+        await two.create(CreateOnEdge(id="s1", project="p", spec=SandboxSpec(image="debian")))
+        refused = await plane.client.delete("/v1/images?name=debian")
+        assert (refused.status_code, refused.json()["error"]["code"]) == (409, "conflict")
+        assert one.image_names == two.image_names == ["debian"]
+        await two.stop("s1")
+        assert (await plane.client.delete("/v1/images?name=debian")).status_code == 204
+        assert one.image_names == two.image_names == []
+
+
+async def test_a_store_that_keeps_a_name_is_reported_when_all_nodes_have_forgotten_it() -> None:
+    one, two = FakeEdge("n001"), FakeEdge("n002")
+    async with control_plane([one, two]) as plane:
+        forget = one.remove_image
+
+        async def remove_image(name: str) -> None:
+            await forget(name)
+            raise Unsupported("the registry does not let documents be deleted")
+
+        one.remove_image = remove_image  # type: ignore[method-assign]
+        answer = await plane.client.delete("/v1/images?name=debian")
+        assert (answer.status_code, answer.json()["error"]["code"]) == (422, "unsupported")
+        assert one.image_names == two.image_names == []
+
+
+async def test_data_that_cannot_be_had_is_not_a_node_that_is_away() -> None:
+    one = FakeEdge("n001")
+    async with control_plane([one]) as plane:
+
+        async def images() -> list[ImageView]:
+            raise DataUnavailable("the store lost it")
+
+        one.images = images  # type: ignore[method-assign]
+        answer = await plane.client.get("/v1/images")
+        assert answer.json()["error"]["code"] == "data_unavailable"

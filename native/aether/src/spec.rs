@@ -13,6 +13,9 @@ pub(crate) struct CgroupDir {
     pub(crate) delegate: bool,
 }
 
+/// A directory to give other attributes: path, mode, uid and gid inside.
+pub(crate) type Mend = (String, u32, u32, u32);
+
 /// One sandbox to launch; see the Python side for the meaning of each field.
 #[derive(Debug, Clone, Deserialize)]
 pub(crate) struct LaunchSpec {
@@ -20,6 +23,8 @@ pub(crate) struct LaunchSpec {
     pub(crate) hostname: String,
     pub(crate) uid_base: u32,
     pub(crate) layers: Vec<String>,
+    #[serde(default)]
+    pub(crate) mends: Vec<Mend>,
     pub(crate) upper: String,
     pub(crate) work: String,
     pub(crate) socket: String,

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 from typing import TypeVar
 
 import anyio
 
-from dsec.base.errors import DsecError, NotFound, Unavailable
+from dsec.base.errors import DsecError, NotFound, Unavailable, Unsupported
 from dsec.control.edges import Edge, Edges
 from dsec.kit.generators import closing
+from dsec.kit.together import together
 from dsec.wire.edge_v1 import EdgeApi, ImageEvent
 from dsec.wire.public_v1 import ImageProgress, ImageReady
 
@@ -58,7 +60,8 @@ async def gather(edges: Edges, ask: Callable[[EdgeApi], Awaitable[T]]) -> list[T
 
 
 def _worth_saying(failures: list[DsecError]) -> DsecError:
-    said = [failure for failure in failures if not isinstance(failure, Unavailable)]
+    # What is a kind of Unavailable says more than that a node is away.
+    said = [failure for failure in failures if type(failure) is not Unavailable]
     return said[0] if said else Unavailable("no node answers")
 
 
@@ -77,22 +80,45 @@ async def first(edges: Edges, ask: Callable[[EdgeApi], Awaitable[T]]) -> T:
     raise missing or Unavailable("no node is known yet")
 
 
-async def remove(edges: Edges, take_away: Callable[[EdgeApi], Awaitable[None]]) -> None:
-    """Remove something from every node.
+async def remove(
+    edges: Edges,
+    take_away: Callable[[EdgeApi], Awaitable[None]],
+    check_unused: Callable[[EdgeApi], Awaitable[None]],
+) -> None:
+    """Remove something from every node, after all have said that nothing of theirs uses it.
+
+    Args:
+        edges: of the nodes.
+        take_away: removes it from one; a node that has it no more says NotFound.
+        check_unused: raises Conflict if something of the node uses it.
 
     Raises:
-        NotFound: no node has it. Conflict: it is in use. Unavailable: a node is away.
+        NotFound: no node has it.
+        Conflict: it is in use; nothing was removed, unless that use began just now.
+        Unavailable: a node is away; nothing was removed, unless it went just now.
+        Unsupported: every node has removed it, and what they share cannot.
     """
-    missing: NotFound | None = None
-    removed = False
-    for edge in present(edges):
+    known = present(edges)
+    await together(partial(_check_unused, check_unused, edge.api) for edge in known)
+    refused: list[NotFound | Unsupported] = []
+    for edge in known:
         try:
             await take_away(edge.api)
-            removed = True
-        except NotFound as exc:
-            missing = exc
-    if missing is not None and not removed:
-        raise missing
+        except (NotFound, Unsupported) as exc:
+            refused.append(exc)
+    for refusal in refused:
+        if isinstance(refusal, Unsupported) or len(refused) == len(known):
+            raise refusal
+
+
+async def _check_unused(ask: Callable[[EdgeApi], Awaitable[None]], api: EdgeApi) -> None:
+    try:
+        with anyio.fail_after(FANOUT_TIMEOUT_S):
+            await ask(api)
+    except NotFound:
+        return  # so it does not use it
+    except TimeoutError:
+        raise Unavailable("a node does not say in time whether it uses it") from None
 
 
 async def one_after_another(known: list[Edge], start: Start) -> AsyncIterator[ImageEvent]:

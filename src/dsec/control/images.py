@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 
+from dsec.base.errors import Conflict
+from dsec.base.states import FINAL
 from dsec.control import everywhere
 from dsec.control.access import Caller
 from dsec.control.edges import Edges
 from dsec.iam.permissions import Permission
-from dsec.wire.edge_v1 import ImageEvent
+from dsec.wire.edge_v1 import EdgeApi, ImageEvent, ListFilter
 from dsec.wire.public_v1 import BuildImage, ImageView, PullImage
 
 
@@ -41,7 +43,16 @@ class Images:
             NotFound: no node has it. Conflict: a sandbox uses it. Unavailable: a node is away.
         """
         caller.require_everywhere(Permission.IMAGE_WRITE)
-        await everywhere.remove(self._edges, lambda api: api.remove_image(name))
+
+        names = {name, f"{name}:latest"}  # a name without a tag means this one
+
+        async def check_unused(api: EdgeApi) -> None:
+            known = await api.list_sandboxes(ListFilter())
+            users = sorted(s.id for s in known if s.image in names and s.state not in FINAL)
+            if users:
+                raise Conflict(f"image {name} is used by {users[0]}", users=len(users))
+
+        await everywhere.remove(self._edges, lambda api: api.remove_image(name), check_unused)
 
     def pull(self, caller: Caller, request: PullImage) -> AsyncIterator[ImageEvent]:
         """Import from a registry, on every node.

@@ -5,15 +5,16 @@ All projects share them, as they share images, and the rights are those on image
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Awaitable, Iterable
 
 from msgspec.structs import replace
 
+from dsec.base.errors import Conflict
 from dsec.control import everywhere
 from dsec.control.access import Caller
 from dsec.control.edges import Edges
 from dsec.iam.permissions import Permission
-from dsec.wire.edge_v1 import LayerEvent
+from dsec.wire.edge_v1 import EdgeApi, LayerEvent
 from dsec.wire.environment_queries import LayerQuery, PublishQuery
 from dsec.wire.public_v1 import LayerKind, LayerView
 
@@ -56,7 +57,15 @@ class Layers:
             NotFound: no node has it. Conflict: a sandbox uses it. Unavailable: a node is away.
         """
         caller.require_everywhere(Permission.IMAGE_WRITE)
-        await everywhere.remove(self._edges, lambda api: api.remove_layer(wanted.kind, wanted.name))
+
+        async def check_unused(api: EdgeApi) -> None:
+            if (await api.layer(wanted.kind, wanted.name)).used_by:
+                raise Conflict(f"{wanted.kind} {wanted.name} is used by sandboxes")
+
+        def take_away(api: EdgeApi) -> Awaitable[None]:
+            return api.remove_layer(wanted.kind, wanted.name)
+
+        await everywhere.remove(self._edges, take_away, check_unused)
 
     def publish(
         self, caller: Caller, wanted: PublishQuery, archive: AsyncIterator[bytes]

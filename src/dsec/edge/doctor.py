@@ -72,8 +72,8 @@ def _kernel(state: Path) -> list[Check]:
             "erofs",
             containers,
             partial(probes.erofs_from_file, state, _small_image),
-            "use a kernel with EROFS file-backed mounts (6.12), put the state directory on ext4, xfs "
-            "or btrfs, and install erofs-utils",
+            "use a kernel with EROFS file-backed mounts (6.12) and put the state directory on ext4, "
+            "xfs or btrfs",
         ),
         Check("cgroup_limits", containers, _cgroup_limits, "mount memory, cpu and pids, v1 or v2"),
         Check(

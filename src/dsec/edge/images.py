@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from dsec.images.records import Environment
+from dsec.images.records import DirectoryMark, Environment
 from dsec.wire.edge_v1 import ImageEvent, LayerEvent
 from dsec.wire.public_v1 import (
     BuildImage,
@@ -47,6 +47,14 @@ class Environments(Protocol):
         Raises:
             NotFound: a layer has gone. Unavailable: the store does not answer.
             Unsupported: this node cannot. InternalError: the kernel refused.
+        """
+        ...
+
+    async def mends(self, environment: Environment, mounted: Sequence[Path]) -> list[DirectoryMark]:
+        """Directories to be given back, in the sandbox's root, what they are below; seldom any.
+
+        Raises:
+            NotFound: a layer has gone. InternalError: one cannot be read.
         """
         ...
 

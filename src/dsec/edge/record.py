@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from msgspec import Struct, field
+import msgspec
+from msgspec import Raw, Struct, field
 
-from dsec.images.records import Environment
+from dsec.images.records import Environment, EnvironmentPart
 from dsec.wire.public_v1 import ImageView
 from dsec.wire.sandbox import SandboxSpec
 
@@ -38,3 +39,17 @@ class SandboxRecord(Struct, frozen=True, kw_only=True):
     def path(self) -> Path:
         """Its own directory."""
         return Path(self.directory)
+
+
+def read_record(data: bytes) -> SandboxRecord:
+    """A record as the journal has it; those of before environments name an image alone.
+
+    Raises:
+        MsgspecError: it makes no sense.
+    """
+    facts = msgspec.json.decode(data, type=dict[str, Raw])
+    if "environment" not in facts and "image" in facts:
+        image = msgspec.json.decode(facts["image"], type=ImageView)
+        whole = EnvironmentPart(label="image", layers=image.layers)
+        facts["environment"] = Raw(msgspec.json.encode(Environment(image=image, parts=[whole])))
+    return msgspec.json.decode(msgspec.json.encode(facts), type=SandboxRecord)

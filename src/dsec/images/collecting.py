@@ -1,50 +1,38 @@
 """What may go from the store: all that no name, and no node, needs any more.
 
 Roots are the documents of images, workspaces and toolkits, and the nodes' declarations of use.
-Publishing and collecting exclude each other by intents: each puts its own before it looks for the
-other's, so of two that begin together at least one sees the other. An intent nobody took back is
-of a process that died; it counts for a stated time.
+Publishers are kept out (`intents.py`); nodes are not, so declarations are read again before
+anything goes. A node declares a layer before it reads the layer's document: whoever still found
+the document is seen before its blobs would go, and a document that went in just that moment is put
+back. What cannot be read might name anything, so then nothing it might name is removed.
 """
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import uuid
-from collections.abc import AsyncIterator
-from typing import Literal, TypeVar
+from collections.abc import Collection
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
 
 from msgspec import Struct, field
 
-from dsec.base.clock import Clock, SystemClock
-from dsec.base.errors import (
-    Conflict,
-    DsecError,
-    NotFound,
-    Unavailable,
-    Unsupported,
-)
+from dsec.base.clock import Clock
+from dsec.base.errors import Conflict, DataUnavailable, InternalError, NotFound, Unsupported
+from dsec.images.intents import intending
 from dsec.images.records import ImageRecord, NamedLayer, StoredLayer, decode, encode
-from dsec.images.store.interface import BlobRef, BlobStore, DocumentKind
+from dsec.images.store.interface import BlobStore, DocumentKind, FoundBlob
+from dsec.images.store.several import AT_ONCE, several
+from dsec.images.stored import check_stored, refs_of
 from dsec.wire.public_v1 import CollectReport
 
 logger = logging.getLogger("dsec.images.collecting")
 
-INTENT_LASTS_S = 6 * 3600.0
 USE_LASTS_S = 7 * 86400.0
 """A node that has not said so for a week uses nothing."""
 FRESH_BLOB_S = 3600.0
 """Younger blobs are left: a publisher that knows no intents may have put them."""
-
-
 T = TypeVar("T")
-
-
-class Intent(Struct, kw_only=True):
-    """Somebody is about to do something to the store."""
-
-    what: Literal["publish", "collect"]
-    at: float
 
 
 class Use(Struct, kw_only=True):
@@ -55,59 +43,28 @@ class Use(Struct, kw_only=True):
     layers: list[str] = field(default_factory=list)
 
 
-@contextlib.asynccontextmanager
-async def publishing(store: BlobStore, clock: Clock | None = None) -> AsyncIterator[None]:
-    """Keep collectors out meanwhile.
-
-    Raises:
-        Unavailable: the store is being collected; try again later.
-    """
-    clock = clock or SystemClock()
-    async with _intending(store, "publish", clock) as others:
-        if any(other.what == "collect" for other in others):
-            raise Unavailable(f"{store.url} is being collected; publish again in a moment")
-        yield
-
-
-@contextlib.asynccontextmanager
-async def _intending(
-    store: BlobStore, what: Literal["publish", "collect"], clock: Clock
-) -> AsyncIterator[list[Intent]]:
-    mine = f"{what}-{uuid.uuid4().hex}"
-    await store.put_document("intent", mine, encode(Intent(what=what, at=clock.now())), [])
-    try:
-        yield await _others(store, mine, clock)
-    finally:
-        with contextlib.suppress(DsecError):  # it counts for a while, no harm otherwise
-            await store.delete_document("intent", mine)
-
-
-async def _others(store: BlobStore, mine: str, clock: Clock) -> list[Intent]:
-    found = []
-    async for name in store.list_documents("intent"):
-        if name == mine:
-            continue
-        with contextlib.suppress(NotFound):
-            body = await store.get_document("intent", name)
-            intent = decode(body, Intent, f"intent {name} in {store.url}")
-            if clock.now() - intent.at < INTENT_LASTS_S:
-                found.append(intent)
-            else:
-                await store.delete_document("intent", name)
-    return found
-
-
 async def collect(store: BlobStore, clock: Clock, *, dry_run: bool) -> CollectReport:
     """Remove layers and blobs nothing needs.
+
+    What cannot be read stays, and whatever it may need; the report's `detail` names it.
 
     Raises:
         Conflict: somebody publishes or collects now.
         Unavailable: the store does not answer.
     """
-    async with _intending(store, "collect", clock) as others:
+    async with intending(store, "collect", clock) as others:
         if others:
             raise Conflict(f"{store.url} is being changed by somebody else; collect later")
         return await _Collection(store, clock, dry_run=dry_run).run()
+
+
+@dataclass(frozen=True, slots=True)
+class _Blobs:
+    """What is to become of the store's blobs."""
+
+    doomed: list[FoundBlob]
+    kept: int
+    detail: str = ""
 
 
 class _Collection:
@@ -117,72 +74,119 @@ class _Collection:
         self._store = store
         self._clock = clock
         self._dry_run = dry_run
-        self._needed_layers: set[str] = set()
-        self._needed_blobs: set[str] = set()
+        self._needed: set[str] = set()
+        """Layers; it only grows."""
+        self._stored: dict[str, StoredLayer] = {}
+        """Layers of the store whose documents could be read."""
+        self._odd: dict[str, None] = {}
+        """Documents that could not be read, in words."""
 
     async def run(self) -> CollectReport:
         """Do it; documents go before the blobs they name."""
-        await self._find_needed()
-        dropped = await self._drop_layers()
-        return await self._drop_blobs(dropped)
+        await self._look_around()
+        await self._read_layers()
+        gone = await self._drop_layers()
+        doomed = await self._doomed_blobs(gone)
+        return await self._drop_blobs(doomed, len(gone))
 
-    async def _find_needed(self) -> None:
-        async for image in self._each("image", ImageRecord):
-            self._needed_layers.update([*image.layers, *image.mounts])
+    # -- what is needed -----------------------------------------------------------------------
+
+    async def _look_around(self) -> None:
+        """Learn what names and nodes need now."""
+        for image in await self._all("image", ImageRecord):
+            self._needed.update([*image.layers, *image.mounts])
         kinds: tuple[DocumentKind, DocumentKind] = ("workspace", "toolkit")
         for kind in kinds:
-            async for named in self._each(kind, NamedLayer):
-                self._needed_layers.add(named.digest)
-        async for use in self._each("use", Use):
+            self._needed.update([named.digest for named in await self._all(kind, NamedLayer)])
+        for use in await self._all("use", Use):
             if self._clock.now() - use.at < USE_LASTS_S:
-                self._needed_layers.update(use.layers)
+                self._needed.update(use.layers)
 
-    async def _each(self, kind: DocumentKind, type_: type[T]) -> AsyncIterator[T]:
-        async for name in self._store.list_documents(kind):
-            with contextlib.suppress(NotFound):
-                body = await self._store.get_document(kind, name)
-                yield decode(body, type_, f"{kind} {name} in {self._store.url}")
+    async def _read_layers(self) -> None:
+        if self._odd:  # anything may be needed
+            return
+        for stored in await self._all("layer", StoredLayer):
+            self._stored[stored.layer.digest] = stored
 
-    async def _drop_layers(self) -> int:
-        dropped = 0
-        names = [name async for name in self._store.list_documents("layer")]
-        for name in names:
-            stored = decode(
-                await self._store.get_document("layer", name), StoredLayer, f"layer {name}"
-            )
-            if name in self._needed_layers:
-                self._needed_blobs.update(ref.digest for ref in refs_of(stored))
-                continue
-            dropped += 1
-            if not self._dry_run:
-                await self._store.delete_document("layer", name)
-        return dropped
+    async def _all(self, kind: DocumentKind, type_: type[T]) -> list[T]:
+        """The documents of a kind that can be read."""
+        found: list[T] = []
 
-    async def _drop_blobs(self, dropped: int) -> CollectReport:
-        report = CollectReport(dry_run=self._dry_run, blobs=0, bytes=0, kept_blobs=0)
+        async def read(name: str) -> None:
+            record = await self._read(kind, name, type_)
+            if record is not None:
+                found.append(record)
+
+        names = [name async for name in self._store.list_documents(kind)]
+        await several(partial(read, name) for name in names)
+        return found
+
+    async def _read(self, kind: DocumentKind, name: str, type_: type[T]) -> T | None:
         try:
-            blobs = [blob async for blob in self._store.list_blobs()]
+            body = await self._store.get_document(kind, name)
+            record = decode(body, type_, f"{kind} {name} in {self._store.url}")
+            if isinstance(record, StoredLayer):
+                check_stored(record, name)
+        except NotFound:
+            return None  # deleted since it was listed
+        except (DataUnavailable, InternalError) as error:
+            logger.warning("a document cannot be read", extra={"why": error.message})
+            self._odd[f"{kind} {name}"] = None
+            return None
+        return record
+
+    # -- documents of layers ------------------------------------------------------------------
+
+    async def _drop_layers(self) -> list[str]:
+        """Remove what nobody needs; the digests of the layers that are gone."""
+        doomed = sorted(self._stored.keys() - self._needed)
+        if self._dry_run:
+            return doomed
+        gone = []
+        for start in range(0, len(doomed), AT_ONCE):
+            some = doomed[start : start + AT_ONCE]
+            await self._look_around()
+            still = [] if self._odd_roots() else [d for d in some if d not in self._needed]
+            await several(partial(self._store.delete_document, "layer", d) for d in still)
+            gone += still
+        return await self._put_back(gone)
+
+    async def _put_back(self, gone: Collection[str]) -> list[str]:
+        """Have the documents of layers again that were declared in the moment they went."""
+        if not gone:
+            return []
+        await self._look_around()
+        back = set(gone) if self._odd_roots() else self._needed.intersection(gone)
+        for digest in back:
+            stored = self._stored[digest]
+            await self._store.put_document("layer", digest, encode(stored), refs_of(stored))
+        return [digest for digest in gone if digest not in back]
+
+    def _odd_roots(self) -> bool:
+        return any(not what.startswith("layer ") for what in self._odd)
+
+    # -- blobs --------------------------------------------------------------------------------
+
+    async def _doomed_blobs(self, gone: Collection[str]) -> _Blobs:
+        try:
+            found = [blob async for blob in self._store.list_blobs()]
         except Unsupported as error:
-            report.detail = f"{dropped} layers; {error.message}"
-            return report
+            return _Blobs([], 0, error.message)
+        if self._odd:
+            return _Blobs([], len(found), f"no blobs: {', '.join(self._odd)} cannot be read")
+        kept = [stored for digest, stored in self._stored.items() if digest not in gone]
+        needed = {ref.digest for stored in kept for ref in refs_of(stored)}
         old = self._clock.now() - FRESH_BLOB_S
-        for blob in blobs:
-            if blob.digest in self._needed_blobs or blob.modified_at > old:
-                report.kept_blobs += 1
-                continue
-            report.blobs += 1
-            report.bytes += blob.size_bytes
-            if not self._dry_run:
-                await self._store.delete_blob(blob.digest)
-        report.detail = f"{dropped} layers"
-        return report
+        doomed = [b for b in found if b.digest not in needed and b.modified_at <= old]
+        return _Blobs(doomed, len(found) - len(doomed))
 
-
-def refs_of(stored: StoredLayer) -> list[BlobRef]:
-    """The blobs a stored layer needs."""
-    refs = [stored.meta]
-    for data in stored.data:
-        if data.packed:
-            refs += [data.packed.pack, data.packed.table]
-            refs += [BlobRef(data.digest, data.size_bytes)] if data.packed.raw else []
-    return refs
+    async def _drop_blobs(self, blobs: _Blobs, layers: int) -> CollectReport:
+        if not self._dry_run:
+            await several(partial(self._store.delete_blob, b.digest) for b in blobs.doomed)
+        return CollectReport(
+            dry_run=self._dry_run,
+            blobs=len(blobs.doomed),
+            bytes=sum(blob.size_bytes for blob in blobs.doomed),
+            kept_blobs=blobs.kept,
+            detail="; ".join(filter(None, [f"{layers} layers", blobs.detail])),
+        )

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import msgspec
 
+from dsec.base.digests import digest_of
 from dsec.base.errors import InvalidRequest
-from dsec.images.records import LayerRecord
+from dsec.images.records import DirectoryMark, LayerRecord
 
 MAX_LAYERS = 500
 """overlayfs takes 500 lower directories."""
@@ -85,6 +85,54 @@ def _fits(run: Sequence[LayerRecord], limits: MergeLimits) -> bool:
     return content <= limits.content_bytes and len(devices) <= limits.devices
 
 
+PLAIN = (0o755, 0, 0)
+"""Mode, uid and gid a layer's directory has if its tar says nothing about it."""
+Look = Callable[[int, str], DirectoryMark | None]
+"""What a layer (its place, topmost first) has under a path: a directory, or None for nothing.
+
+Raises `HiddenError` if it has something else there that hides what is below.
+"""
+
+
+class HiddenError(Exception):
+    """Nothing of lower layers shows through under that path."""
+
+
+def plan_mends(implied: Sequence[Sequence[str]], look: Look) -> list[DirectoryMark]:
+    """Directories that must be given back the attributes they have in a lower layer.
+
+    overlayfs takes a directory's owner and mode from the topmost layer that has it, also where that
+    layer has it only for what is in it.
+
+    Args:
+        implied: of each layer, topmost first, the directories it says nothing about.
+        look: asked about those alone.
+
+    Returns:
+        What they shall be, parents first; those that are so already are left out.
+    """
+    known = [frozenset(paths) for paths in implied]
+    wanted = sorted({path for paths in implied[:-1] for path in paths})
+    found = [mark for path in wanted if (mark := _mark_of(path, known, look)) is not None]
+    return [mark for mark in found if (mark.mode, mark.uid, mark.gid) != PLAIN]
+
+
+def _mark_of(path: str, implied: Sequence[frozenset[str]], look: Look) -> DirectoryMark | None:
+    """What the topmost layer that says it makes of a directory; None if that one is on top."""
+    is_mended = False
+    for number, paths in enumerate(implied):
+        if path in paths:
+            is_mended = True
+            continue
+        try:
+            mark = look(number, path)
+        except HiddenError:
+            return None
+        if mark is not None:
+            return mark if is_mended else None
+    return None
+
+
 def key_over(diff_id: str, below: Sequence[str]) -> str:
     """The digest of a layer that fits over certain layers alone: it covers them too."""
     return _key({"diff_id": diff_id, "below": list(below)})
@@ -97,4 +145,4 @@ def key_of_merged(run: Sequence[str], *, bottom: bool) -> str:
 
 def _key(facts: dict[str, object]) -> str:
     body = msgspec.json.encode(facts, order="deterministic")
-    return f"sha256:{hashlib.sha256(body).hexdigest()}"
+    return digest_of(body)

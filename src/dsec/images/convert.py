@@ -35,7 +35,7 @@ from dsec.images.erofs.scan import scan
 from dsec.images.erofs.tree import Device, Extent, Inode, Tree
 from dsec.images.erofs.write import write_image
 from dsec.images.oci.compression import decompressed, sniff
-from dsec.images.oci.layer import LayerBuilder, Limits
+from dsec.images.oci.layer import MAX_IMPLIED, LayerBuilder, Limits
 from dsec.images.oci.members import members
 from dsec.images.oci.stream import BlobReader, TarStream
 from dsec.images.store.interface import BlobRef
@@ -67,6 +67,8 @@ class Converted(Struct, tag="converted", kw_only=True, frozen=True):
     """Of its regular files, each counted once."""
     dropped_xattrs: int = 0
     """Extended attributes the kernel would not have taken."""
+    implied: list[str] = []
+    """As in `LayerRecord`."""
     meta: BlobRef
     devices: list[BlobRef]
     """What the image points into, in the order of its device table."""
@@ -169,6 +171,7 @@ def _convert_stream(stream: TarStream, arguments: argparse.Namespace) -> Convert
         diff_id=stream.digest,
         self_contained=builder.self_contained,
         dropped_xattrs=builder.dropped_xattrs,
+        implied=builder.implied[: MAX_IMPLIED + 1],
     )
 
 
@@ -199,7 +202,7 @@ def _limits(arguments: argparse.Namespace) -> Limits:
     return Limits(arguments.max_entries, arguments.max_bytes)
 
 
-def _write(
+def _write(  # noqa: PLR0913 - what is known of it
     out: Path,
     tree: Tree,
     own: Device | None,
@@ -207,6 +210,7 @@ def _write(
     diff_id: str = "",
     self_contained: bool = True,
     dropped_xattrs: int = 0,
+    implied: Sequence[str] = (),
 ) -> Converted:
     if own is None:
         (out / DATA).unlink(missing_ok=True)
@@ -217,6 +221,7 @@ def _write(
         entries=entries,
         content_bytes=content_bytes,
         dropped_xattrs=dropped_xattrs,
+        implied=list(implied),
         meta=write_image(tree, out / META),
         devices=[BlobRef(device.digest, device.size_bytes) for device in tree.devices],
         own_data=own.digest if own is not None else "",

@@ -9,8 +9,8 @@ from pathlib import Path
 import msgspec
 
 from dsec.base.errors import InternalError
-from dsec.images.children import run_child
-from dsec.images.convert import DATA, META, Converted, Progress, Refused, Said
+from dsec.images.children import Refused, run_child
+from dsec.images.convert import DATA, META, Converted, Progress, Said
 from dsec.images.oci.layer import Limits
 from dsec.images.oci.source import Blob
 from dsec.images.store.interface import nothing

@@ -27,8 +27,9 @@ class DataStore:
         self._scratch = root.absolute() / "tmp"
 
     def open(self) -> None:
-        """Make the directory."""
+        """Make the directory, and drop what may not have outlived a crash of the host."""
         self._root.mkdir(parents=True, exist_ok=True)
+        disk.drop_unsynced(self._root)
 
     def _directory(self, digest: str) -> Path:
         return self._root / check_digest(digest).removeprefix("sha256:")
@@ -85,43 +86,31 @@ class DataStore:
             if self.raw(record.digest):
                 file.unlink()
             elif self.has(record.digest):
-                file.replace(self._directory(record.digest) / _RAW)
-                disk.fsync_path(self._directory(record.digest))
+                disk.keep(self._directory(record.digest), {_RAW: file})
             else:
-                self._move_in(record, {_RAW: file})
+                texts = {_RECORD: encode(record)}
+                directory = self._directory(record.digest)
+                disk.install(directory, {_RAW: file}, texts, self._scratch, sync=True)
 
     def put_table(self, record: DataRecord, table: Path) -> None:
         """Note where data lies in the store, taking over the table, a file under `tmp`.
+
+        Not synced if the data is not here whole: the store has it, too.
 
         Raises:
             StorageFull: no room; nothing partial is left.
         """
         if record.packed is None:
             raise InternalError(f"a table of data {record.digest} that is not packed")
-        name = _table_name(record.packed)
-        disk.fsync_path(table)
+        name, directory = _table_name(record.packed), self._directory(record.digest)
         with disk.full_disk_named(self._root), self.pins.lock:
             if not self.has(record.digest):
-                self._move_in(record, {name: table})
+                texts = {_RECORD: encode(record)}
+                disk.install(directory, {name: table}, texts, self._scratch, sync=False)
                 return
-            directory = self._directory(record.digest)
+            disk.fsync_path(table)
             table.replace(directory / name)  # named after its content: the record says which
             disk.write_atomically(directory / _RECORD, encode(record), self._scratch)
-
-    def _move_in(self, record: DataRecord, files: dict[str, Path]) -> None:
-        staging = self._scratch / f"data-{uuid.uuid4().hex}"
-        staging.mkdir(mode=0o700)
-        try:
-            for name, file in files.items():
-                file.replace(staging / name)
-            (staging / _RECORD).write_bytes(encode(record))
-            for path in (staging / _RECORD, staging):
-                disk.fsync_path(path)
-            staging.replace(self._directory(record.digest))
-        except BaseException:
-            disk.remove_tree(staging)
-            raise
-        disk.fsync_path(self._root)
 
     def collect(self, needed: Callable[[], Collection[str]]) -> list[str]:
         """Remove data no layer needs and nobody pinned.

@@ -169,6 +169,8 @@ class Plan:
     def command(self, root: Path) -> list[str]:
         """The command that builds into the directory `root`; it reads the sources from stdin."""
         return [
+            # In mounts of its own: what it mounts below the root goes with it however it ends.
+            *("unshare", "--mount", "--propagation=private", "--"),
             *("mmdebstrap", "--mode=root", "--format=directory", "--variant=minbase"),
             # No fsync per file, here and in sandboxes: both are thrown away whole.
             "--dpkgopt=force-unsafe-io",

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import hashlib
 import os
 import shutil
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from dsec.base.errors import StorageFull
+from dsec.linux import mounts
+from dsec.linux.files import boot_id
 from dsec.linux.process import CommandFailed, run
 
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+_BOOT = "boot"
 _REMOVE_TIMEOUT_S = 3600.0
 
 
@@ -64,8 +66,64 @@ def write_atomically(path: Path, data: bytes, scratch: Path) -> None:
     fsync_path(path.parent)
 
 
+def install(
+    final: Path, files: Mapping[str, Path], texts: Mapping[str, bytes], scratch: Path, *, sync: bool
+) -> None:
+    """Make a directory appear complete: built in `scratch`, then renamed into place.
+
+    Args:
+        final: the directory, which does not exist.
+        files: what is moved into it, by its name there.
+        texts: small files written into it.
+        scratch: on the same file system.
+        sync: push all of it to the disk first. What can be had again need not be: it bears the
+            boot it was made in, and `drop_unsynced` removes it after another.
+
+    Raises:
+        OSError: nothing of it is left but files already moved.
+    """
+    staging = scratch / f"install-{uuid.uuid4().hex}"
+    staging.mkdir(mode=0o700)
+    try:
+        for name, file in files.items():
+            file.replace(staging / name)
+        for name, text in texts.items():
+            (staging / name).write_bytes(text)
+        if sync:
+            for path in (*staging.iterdir(), staging):
+                fsync_path(path)
+        else:
+            (staging / _BOOT).write_text(boot_id())
+        staging.replace(final)
+    except BaseException:
+        remove_tree(staging)
+        raise
+    if sync:
+        fsync_path(final.parent)
+
+
+def keep(directory: Path, files: Mapping[str, Path]) -> None:
+    """Add synced files to a directory of `install`, which is synced from here on."""
+    for name, file in files.items():
+        file.replace(directory / name)
+    for path in directory.iterdir():
+        fsync_path(path)
+    (directory / _BOOT).unlink(missing_ok=True)
+    fsync_path(directory)
+
+
+def drop_unsynced(root: Path) -> None:
+    """Remove the directories below `root` that were not synced and may not have outlived a boot."""
+    for mark in root.glob(f"*/{_BOOT}"):
+        if mark.read_text() != boot_id():
+            remove_tree(mark.parent)
+
+
 def remove_tree(path: Path) -> None:
     """Remove a directory and all in it, or a file; nothing there is fine. Blocks.
+
+    What is mounted below is unmounted first: a build that was killed may have left the host's own
+    file systems there.
 
     Raises:
         OSError: something cannot be removed.
@@ -73,6 +131,8 @@ def remove_tree(path: Path) -> None:
     if not path.is_dir() or path.is_symlink():
         path.unlink(missing_ok=True)
         return
+    for mount in mounts.mounts_under(path.resolve()):
+        mounts.umount(Path(mount.target), detach=True)
     try:
         shutil.rmtree(path)
     except (RecursionError, OSError):
@@ -86,8 +146,3 @@ def _remove_thoroughly(path: Path) -> None:
         run(argv, timeout_s=_REMOVE_TIMEOUT_S)
     except CommandFailed as exc:
         raise OSError(errno.EIO, f"it cannot be removed: {exc.stderr.strip()}", str(path)) from exc
-
-
-def digest_of_bytes(content: bytes) -> str:
-    """`sha256:<hex>` of some bytes."""
-    return f"sha256:{hashlib.sha256(content).hexdigest()}"

@@ -32,10 +32,17 @@ from dsec.images.data import DataStore
 from dsec.images.devices import Devices
 from dsec.images.faults import Faults
 from dsec.images.layers import LayerStore
+from dsec.images.mends import find_mends
 from dsec.images.names import image_name
 from dsec.images.publications import Publications
 from dsec.images.recorder import Recorder
-from dsec.images.records import Environment, EnvironmentPart, ImageRecord, view
+from dsec.images.records import (
+    DirectoryMark,
+    Environment,
+    EnvironmentPart,
+    ImageRecord,
+    view,
+)
 from dsec.images.sharing import Sharing
 from dsec.images.shelf import Shelf
 from dsec.images.traces import Traces
@@ -106,11 +113,9 @@ class Environments:
         if self._sharing is None:
             raise self._images.missing(name)
         try:
-            record = await self._sharing.find_image(image_name(name))
+            return await self._sharing.names.image(image_name(name))
         except NotFound:
             raise self._images.missing(name) from None
-        await in_thread("disk", self._images.put, record)
-        return record
 
     async def compose(self, wanted: EnvironmentRef) -> Environment:
         """Resolve the names of an environment to what they mean now.
@@ -173,6 +178,32 @@ class Environments:
                 await self.release(sandbox)
             raise
 
+    async def mends(self, environment: Environment, mounted: Sequence[Path]) -> list[DirectoryMark]:
+        """Directories that a sandbox's root must be given back as they are below.
+
+        A workspace or toolkit need not list the directories its files are in; those must stay what
+        they are, and overlayfs has them from the topmost layer.
+
+        Args:
+            environment: composed before.
+            mounted: what `mount` returned for it.
+
+        Returns:
+            What they shall be, ids as layers have them, parents first; seldom any.
+
+        Raises:
+            NotFound: (kind layer) a layer has been removed meanwhile.
+            InternalError: a layer cannot be read.
+        """
+        wanted = plan_layers(environment.layers)
+        implied = [self._layers.get(digest).implied for digest in wanted]
+        if not any(implied[:-1]):
+            return []
+        try:
+            return await in_thread("mount", find_mends, mounted, implied)
+        except OSError as error:
+            raise self._failure(environment, error) from error
+
     async def hold(self, environment: Environment, owner: str, *, trace: str = "") -> None:
         """Have its metadata here and its trace known, and pin its layers until `release`.
 
@@ -226,7 +257,8 @@ class Environments:
         """Declared first, then fetched: a collector sees the one or has not begun to remove."""
         elsewhere = [digest for digest in wanted if not self._is_whole(digest)]
         if elsewhere and self._uses is not None:
-            await self._uses.declare(elsewhere)
+            fresh = await self._uses.declare(elsewhere)
+            await sharing.still_there(digest for digest in fresh if self._layers.has(digest))
         await sharing.fetch_layers(wanted, owner)
 
     def _is_whole(self, digest: str) -> bool:

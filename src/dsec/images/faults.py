@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Iterable
 import anyio
 
 from dsec.base.clock import Clock
-from dsec.base.errors import DataUnavailable, DsecError
+from dsec.base.errors import DsecError
 from dsec.images.lazy.node import NodeFiller
 from dsec.wire.filler import DataEvent
 from dsec.wire.sandbox import Fault
@@ -61,7 +61,7 @@ class Faults:
         """Faults of some devices."""
         found = (self._failing.get(device) for device in devices)
         return [
-            Fault(code=DataUnavailable.code, message=event.message, since=event.at)
+            Fault(code=event.code, message=event.message, since=event.at)
             for event in found
             if event is not None
         ]

@@ -32,7 +32,7 @@ from dsec.images.names import ImageName
 from dsec.images.oci import archive
 from dsec.images.oci.archive import ArchiveKind
 from dsec.images.oci.documents import host_architecture
-from dsec.images.oci.layer import Limits
+from dsec.images.oci.layer import MAX_IMPLIED, Limits
 from dsec.images.oci.registry import Registry
 from dsec.images.oci.source import (
     Blob,
@@ -171,7 +171,7 @@ class Importer:
         """Make a layer of a tar, taking the file over, and hand its record to `kept`.
 
         Raises:
-            InvalidRequest: it is no tar, or damaged.
+            InvalidRequest: it is no tar, or damaged, or leaves out too many directories.
         """
         async with self.begin(job) as work:
             taken = work.fresh("archive")
@@ -182,7 +182,9 @@ class Importer:
             size = (await in_thread("disk", taken.stat)).st_size
             layer = SourceLayer(Blob(taken, 0, size), "")
             key = await self._make_layer(work, layer, [], source, "1 of 1")
-            return await kept(await in_thread("disk", self._layers.get, key))
+            record = await in_thread("disk", self._layers.get, key)
+            _check_implied(record)
+            return await kept(record)
 
     # -- what a path is -----------------------------------------------------------------------
 
@@ -336,6 +338,7 @@ class Importer:
             entries=converted.entries,
             content_bytes=converted.content_bytes,
             diff_id=converted.diff_id,
+            implied=converted.implied,
         )
 
     async def _put(
@@ -374,6 +377,14 @@ class Importer:
 
     def _size_of(self, keys: Iterable[str]) -> int:
         return sum(self._layers.get(key).content_bytes for key in set(keys))
+
+
+def _check_implied(record: LayerRecord) -> None:
+    if len(record.implied) > MAX_IMPLIED:
+        raise InvalidRequest(
+            f"the tar does not list more than {MAX_IMPLIED} of the directories its files are in; "
+            "make it of whole directories, so that their owners and modes are known"
+        )
 
 
 def file_digest(path: Path) -> str:

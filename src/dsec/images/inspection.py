@@ -5,6 +5,9 @@ from __future__ import annotations
 import contextlib
 import uuid
 from collections.abc import AsyncIterator
+from typing import TypeVar
+
+from msgspec import structs
 
 from dsec.base.clock import Clock
 from dsec.base.errors import NotFound
@@ -20,6 +23,7 @@ from dsec.images.turns import Turns
 from dsec.kit.blocking import in_thread
 from dsec.wire.public_v1 import EnvironmentRef, LintReport, LintRequest, TraceView
 
+R = TypeVar("R", bound=EnvironmentRef)
 _TRACE_PATIENCE_S = 5.0
 """Less than the control plane waits for a node."""
 
@@ -52,10 +56,7 @@ class Inspection:
             PayloadTooLarge: it has too many names.
             DataUnavailable: the store does not give its data. DeadlineExceeded.
         """
-        wanted = EnvironmentRef(
-            image=request.image, workspace=request.workspace, toolkits=request.toolkits
-        )
-        environment = await self._environments.compose(wanted)
+        environment = await self._environments.compose(request)
         async with self._lints.turn(), self._held(environment, "lint"):
             async with contextlib.AsyncExitStack() as stack:
                 return await run_lint(await self._lint_job(request, environment, stack))
@@ -68,7 +69,7 @@ class Inspection:
         for part, digest in zip(parts, environment.layers, strict=True):
             part.devices = await self._ready(digest, stack)
         return LintJob(
-            request=request,
+            request=_resolved(request, environment),
             parts=parts,
             config=image.config,
             indexes=await in_thread("disk", node_indexes),
@@ -115,7 +116,7 @@ class Inspection:
         self, wanted: EnvironmentRef, environment: Environment, trace: Trace
     ) -> TraceJob:
         return TraceJob(
-            environment=wanted,
+            environment=_resolved(wanted, environment),
             parts=self._parts(environment),
             trace=trace.name,
             recorded_at=trace.recorded_at,
@@ -131,3 +132,10 @@ class Inspection:
             yield
         finally:
             await self._environments.release(owner)
+
+
+def _resolved(wanted: R, environment: Environment) -> R:
+    """With versions: a report is kept, and a name alone means another one tomorrow."""
+    return structs.replace(
+        wanted, workspace=environment.workspace or None, toolkits=environment.toolkits
+    )

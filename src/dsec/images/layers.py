@@ -49,6 +49,7 @@ class LayerStore:
         """
         for directory in (self._root, self._scratch, self._mounts):
             directory.mkdir(parents=True, exist_ok=True)
+        disk.drop_unsynced(self._root)
         self._mounts = self._mounts.resolve()  # as mountinfo has it
         for mount in mounts.mounts_under(self._mounts):
             target = Path(mount.target)
@@ -108,10 +109,15 @@ class LayerStore:
                 found.append(self.get(digest))
         return found
 
-    def put(self, record: LayerRecord, meta: Path) -> LayerRecord:
+    def put(self, record: LayerRecord, meta: Path, *, sync: bool = True) -> LayerRecord:
         """Take over a finished metadata image, a file under the store's `tmp`.
 
         A layer that is here already stays as it is and the new one is dropped.
+
+        Args:
+            record: of the layer.
+            meta: its metadata.
+            sync: see `disk.install`.
 
         Returns:
             The record of the layer that is here now.
@@ -124,24 +130,10 @@ class LayerStore:
             if self.has(record.digest):
                 meta.unlink(missing_ok=True)
                 return self.get(record.digest)
-            self._move_in(record, meta, final)
+            meta.chmod(0o400)
+            texts = {_RECORD: encode(record)}
+            disk.install(final, {_META: meta}, texts, self._scratch, sync=sync)
         return record
-
-    def _move_in(self, record: LayerRecord, meta: Path, final: Path) -> None:
-        staging = self._scratch / f"put-{final.name}"
-        disk.remove_tree(staging)
-        staging.mkdir(mode=0o700)
-        try:
-            meta.replace(staging / _META)
-            (staging / _META).chmod(0o400)
-            (staging / _RECORD).write_bytes(encode(record))
-            for path in (staging / _META, staging / _RECORD, staging):
-                disk.fsync_path(path)
-            staging.replace(final)
-        except BaseException:
-            disk.remove_tree(staging)
-            raise
-        disk.fsync_path(self._root)
 
     def remove(self, digest: str, used: Callable[[str], bool] = lambda _: False) -> None:
         """Remove a layer nobody needs, unmounting it first.

@@ -6,21 +6,31 @@ A version never changes. To publish the same content under the same version agai
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+import logging
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+
+import anyio
+from msgspec.structs import replace
 
 from dsec.base.clock import Clock
 from dsec.base.errors import Conflict, InvalidRequest, NotFound, Unavailable
 from dsec.images.importer import Importer
 from dsec.images.jobs import Job
 from dsec.images.layers import LayerStore
+from dsec.images.locks import KeyedLock
 from dsec.images.names import image_name
 from dsec.images.records import LayerRecord, NamedLayer
-from dsec.images.sharing import Sharing
+from dsec.images.sending import Report
+from dsec.images.sharing import Sharing, another_content
 from dsec.images.shelf import Shelf
+from dsec.images.store_names import LISTING_S
 from dsec.kit.blocking import in_thread
 from dsec.wire.public_v1 import LayerKind, LayerView
 
+logger = logging.getLogger("dsec.images.publications")
+
+_TRIES = 10
 KINDS: tuple[LayerKind, LayerKind] = ("workspace", "toolkit")
 
 
@@ -56,6 +66,7 @@ class Publications:
         self._importer = importer
         self._sharing = sharing
         self._clock = clock
+        self._keeping = KeyedLock()
 
     def open(self) -> None:
         """Read the records. Blocking. Raises InternalError: one is damaged."""
@@ -76,45 +87,40 @@ class Publications:
         """
         path, version = split_version(name)
         shelf = self._shelves[kind]
-        if version:
-            return shelf.find(name) or await self._from_store(kind, f"{path}:{version}")
-        newest = await self._newest(kind, path)
-        if newest is None:
+        found = shelf.find(name) if version else await self._newest(kind, path)
+        if found is None and version and self._sharing is not None:
+            with contextlib.suppress(NotFound):
+                found = await self._sharing.names.named(kind, f"{path}:{version}")
+        if found is None:
             raise shelf.missing(name)
-        return newest
-
-    async def _from_store(self, kind: LayerKind, name: str) -> NamedLayer:
-        shelf = self._shelves[kind]
-        if self._sharing is None:
-            raise shelf.missing(name)
-        try:
-            record = await self._sharing.find_named(kind, name)
-        except NotFound:
-            raise shelf.missing(name) from None
-        await in_thread("disk", shelf.put, record)
-        return record
+        return found
 
     async def _newest(self, kind: LayerKind, path: str) -> NamedLayer | None:
-        await self._learn(kind, path)
-        return self._shelves[kind].newest(path)
-
-    async def _learn(self, kind: LayerKind, path: str) -> None:
-        """Read what the store has of a path, or of all, and this node does not know yet."""
-        names = await self._sharing.names(kind) if self._sharing is not None else []
-        for name in names:
-            of_path = not path or name.rpartition(":")[0] == path
-            if of_path and self._shelves[kind].find(name) is None:
-                with contextlib.suppress(NotFound):
-                    await self._from_store(kind, name)
+        """Of all versions; if the store does not answer, of those that are known here."""
+        known = self._shelves[kind].newest(path)
+        stored: list[NamedLayer] = []
+        try:
+            with anyio.fail_after(LISTING_S if known else None):
+                if self._sharing is not None:
+                    stored = await self._sharing.names.versions(kind, path)
+        except (Unavailable, TimeoutError) as error:
+            if known is None:
+                raise
+            logger.warning("newer versions may be in the store", extra={"why": str(error)})
+        return max([*stored, *([known] if known else [])], key=_published_at, default=None)
 
     async def list(self, kind: LayerKind | None) -> list[LayerView]:
-        """All of one kind or both, by name; the store's included."""
+        """All of one kind or both, by name; the store's included, as far as it answers."""
         found = []
         for one in KINDS if kind is None else (kind,):
-            with contextlib.suppress(Unavailable):
-                await self._learn(one, "")
-            found += [self.view(record) for record in self._shelves[one].records()]
+            found += [self.view(record) for record in await self._records(one)]
         return found
+
+    async def _records(self, kind: LayerKind) -> Sequence[NamedLayer]:
+        """By name; what was published here goes before what the store says of the name."""
+        stored = await self._sharing.names.all(kind) if self._sharing is not None else []
+        records = {record.name: record for record in [*stored, *self._shelves[kind].records()]}
+        return [records[name] for name in sorted(records)]
 
     def view(self, record: NamedLayer) -> LayerView:
         """As the API shows it."""
@@ -143,61 +149,75 @@ class Publications:
         Raises:
             InvalidRequest: the name is wrong, or it is no tar.
             Conflict: the version exists with another content.
+            Unavailable: the store does not answer; it was not published.
             StorageFull: no room.
         """
         path, version = split_version(name)
-        known = [] if version else [view.name for view in await self.list(kind)]
-        full = f"{path}:{version or next_version(path, known)}"
 
         async def kept(layer: LayerRecord) -> NamedLayer:
-            return await self._keep(kind, full, description, layer)
+            record = NamedLayer(
+                kind=kind,
+                name=f"{path}:{version}" if version else path,
+                digest=layer.digest,
+                size_bytes=layer.content_bytes,
+                created_at=self._clock.now(),
+                source=layer.source,
+                description=description,
+            )
+            keep = self._keep if version else self._keep_next
+            return await keep(record, job.report)
 
-        record = await self._importer.publish(job, upload, f"{kind} {full}", kept)
-        if self._sharing is not None:
-            await self._sharing.publish_named(record, job.report)
-        return self.view(record)
+        return self.view(await self._importer.publish(job, upload, f"{kind} {name}", kept))
 
-    async def _keep(
-        self, kind: LayerKind, name: str, description: str, layer: LayerRecord
-    ) -> NamedLayer:
-        with contextlib.suppress(NotFound):
-            known = await self.find(kind, name)
-            if known.digest != layer.digest:
-                raise Conflict(
-                    f"{kind} {name} exists with another content; versions do not change: "
-                    "publish under a new one",
-                    kind=kind,
-                    name=name,
-                )
-            return known
-        record = NamedLayer(
-            kind=kind,
-            name=name,
-            digest=layer.digest,
-            size_bytes=layer.content_bytes,
-            created_at=self._clock.now(),
-            source=layer.source,
-            description=description,
-        )
-        await in_thread("disk", self._shelves[kind].put, record)
-        return record
+    async def _keep_next(self, record: NamedLayer, report: Report) -> NamedLayer:
+        """Keep it as the next version of its path; as a later one if another was faster."""
+        for _ in range(_TRIES):
+            known = [known.name for known in self._shelves[record.kind].records()]
+            if self._sharing is not None:
+                known += await self._sharing.names.names(record.kind)
+            full = f"{record.name}:{next_version(record.name, known)}"
+            with contextlib.suppress(Conflict):
+                return await self._keep(replace(record, name=full), report)
+        raise Conflict(f"versions of {record.kind} {record.name} come too fast; try again")
+
+    async def _keep(self, record: NamedLayer, report: Report) -> NamedLayer:
+        """Have a version, in the store first: there it is decided what it means."""
+        shelf = self._shelves[record.kind]
+        async with self._keeping.holding((record.kind, record.name)):
+            known = shelf.find(record.name)
+            if known is not None and known.digest != record.digest:
+                raise another_content(known)
+            kept = known or record
+            if self._sharing is not None:
+                kept = await self._sharing.publish_named(kept, report)
+            if kept != known:
+                await in_thread("disk", shelf.put, kept)
+            return kept
 
     async def remove(self, kind: LayerKind, name: str) -> None:
-        """Forget a version, here and in the store.
+        """Forget a version: here, then in the store if it still means the same there.
 
         Raises:
             InvalidRequest: the name bears no version.
             NotFound: there is none.
             Conflict: a sandbox stands on it.
+            Unsupported, Unavailable: it is gone here, and the store keeps it.
         """
         if not split_version(name)[1]:
             raise InvalidRequest(f"say which version of {kind} {name!r} is to go: NAME:VERSION")
-        record = await self.find(kind, name)
-        if users := sorted(self._layers.pins.by(record.digest)):
-            raise Conflict(f"{kind} {name} is used by {', '.join(users[:5])}", users=len(users))
-        if self._sharing is not None:
-            await self._sharing.store.delete_document(kind, record.name)
-        await in_thread("disk", self._shelves[kind].remove, record.name)
+        record, shelf = await self.find(kind, name), self._shelves[kind]
+        async with self._keeping.holding((kind, record.name)):
+            if users := sorted(self._layers.pins.by(record.digest)):
+                some = ", ".join(users[:5])
+                raise Conflict(f"{kind} {name} is used by {some}", users=len(users))
+            if shelf.find(record.name) is not None:
+                await in_thread("disk", shelf.remove, record.name)
+            if self._sharing is not None:
+                await self._sharing.forget(kind, record.name, record.digest)
+
+
+def _published_at(record: NamedLayer) -> float:
+    return record.created_at
 
 
 def next_version(path: str, known: list[str]) -> str:

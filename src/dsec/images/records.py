@@ -2,31 +2,19 @@
 
 from __future__ import annotations
 
-import hashlib
-import re
 from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
 import msgspec
 from msgspec import Struct, field
 
-from dsec.base.errors import InternalError, InvalidRequest
+from dsec.base.digests import check_digest as check_digest  # who reads records checks them too
+from dsec.base.digests import digest_of as digest_of_bytes
+from dsec.base.errors import InternalError
 from dsec.images.store.interface import BlobRef
 from dsec.wire.public_v1 import ImageView, LayerKind
 
 R = TypeVar("R")
-_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
-
-
-def check_digest(text: str) -> str:
-    """Check `sha256:` and 64 hex digits; a digest becomes a directory's name.
-
-    Raises:
-        InvalidRequest: it is something else.
-    """
-    if not _DIGEST.fullmatch(text):
-        raise InvalidRequest(f"{text[:100]!r} is not a digest: sha256: and 64 hex digits")
-    return text
 
 
 class DataRecord(Struct, kw_only=True, frozen=True):
@@ -75,6 +63,9 @@ class LayerRecord(Struct, kw_only=True, frozen=True):
     covers them too and the layer fits over these alone."""
     merged: list[str] = field(default_factory=list)
     """Layers it holds in one (bottom first); `digest` covers them."""
+    implied: list[str] = field(default_factory=list)
+    """Absolute paths of directories its tar did not list: over other layers than those it was made
+    over they shall be what they are there. No more than `MAX_IMPLIED` and one."""
 
 
 class StoredLayer(Struct, kw_only=True, frozen=True):
@@ -127,6 +118,17 @@ class ImageRecord(Struct, kw_only=True, frozen=True):
     config: ImageConfig = ImageConfig()
 
 
+class DirectoryMark(Struct, kw_only=True, frozen=True):
+    """What a directory is."""
+
+    path: str
+    """Absolute."""
+    mode: int
+    """Permission bits, with those for set-id and sticky."""
+    uid: int
+    gid: int
+
+
 class EnvironmentPart(Struct, kw_only=True, frozen=True):
     """One part of an environment, as it was resolved."""
 
@@ -159,13 +161,13 @@ class Environment(Struct, kw_only=True, frozen=True):
 def digest_of_all(digests: Sequence[str]) -> str:
     """One digest for several in order."""
     body = msgspec.json.encode(list(digests))
-    return f"sha256:{hashlib.sha256(body).hexdigest()}"
+    return digest_of_bytes(body)
 
 
 def digest_of(layers: list[str], config: ImageConfig) -> str:
     """A digest for an image that came without a manifest."""
     body = msgspec.json.encode({"layers": layers, "config": config}, order="deterministic")
-    return f"sha256:{hashlib.sha256(body).hexdigest()}"
+    return digest_of_bytes(body)
 
 
 def view(record: ImageRecord) -> ImageView:

@@ -38,7 +38,6 @@ from dsec.base.errors import (
     Conflict,
     DsecError,
     NotFound,
-    Unavailable,
     Unsupported,
 )
 from dsec.images import debian, disk
@@ -297,9 +296,10 @@ class ImageService:
                 kind="image",
                 users=len(users),
             )
+        if self._images.find(record.name) is not None:
+            await in_thread("disk", self._images.remove, record.name)
         if self._sharing is not None:
-            await self._sharing.store.delete_document("image", record.name)
-        await in_thread("disk", self._images.remove, record.name)
+            await self._sharing.forget("image", record.name, record.digest)
         await self.collect()
 
     def _users_of(self, record: ImageRecord) -> list[str]:
@@ -517,11 +517,13 @@ class ImageService:
 
     async def list_images(self) -> list[ImageView]:
         """All images, by name; the store's included, if it answers."""
-        if self._sharing is not None:
-            with contextlib.suppress(Unavailable):
-                for name in await self._sharing.names("image"):
-                    await self.resolve(name)
-        return [view(record) for record in self._images.records()]
+        found = {} if self._sharing is None else await self._in_store(self._sharing)
+        found |= {record.name: record for record in self._images.records()}
+        return [view(record) for _, record in sorted(found.items())]
+
+    @staticmethod
+    async def _in_store(sharing: Sharing) -> dict[str, ImageRecord]:
+        return {record.name: record for record in await sharing.names.all("image")}
 
     async def lint(self, request: LintRequest) -> LintReport:
         """Look an environment over; see `Inspection.lint`."""

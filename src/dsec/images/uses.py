@@ -67,18 +67,22 @@ class Uses:
                 self._wanted.update(known.layers)
                 self._declared = self._declared.union(known.layers)
 
-    async def declare(self, layers: Collection[str]) -> None:
+    async def declare(self, layers: Collection[str]) -> set[str]:
         """Have these layers kept in the store. Callers at the same time share one write.
+
+        Returns:
+            Those that were not declared before: until now they may have been collected.
 
         Raises:
             Unavailable: the store does not answer.
         """
         self._wanted.update(layers)
-        if self._declared.issuperset(layers):
-            return
-        async with self._turn:
-            if not self._declared.issuperset(layers):
-                await self._write()
+        fresh = set(layers) - self._declared
+        if fresh:
+            async with self._turn:
+                if not self._declared.issuperset(layers):
+                    await self._write()
+        return fresh
 
     async def settle(self, needed: Iterable[str]) -> None:
         """Only these are still needed; renews a declaration that is a day old.

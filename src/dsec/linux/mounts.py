@@ -87,7 +87,9 @@ def mount_erofs(image: Path, target: Path, devices: Sequence[Path] = ()) -> None
         image: the metadata, or the whole image.
         target: an existing directory.
         devices: data devices in the order mkfs recorded them. An image made with `--blobdev`
-            mounted without them *succeeds* and reads garbage: give them all.
+            mounted without them *succeeds* and reads garbage: give them all. They are looked at: one
+            on FUSE waits for whoever serves it. The node's filler bounds that: its worker is
+            replaced when it hangs, and with its keeper gone the answer is ENOTCONN (spec/filler.md).
 
     Raises:
         OSError: naming the call and the target; EINVAL for a wrong count of devices.

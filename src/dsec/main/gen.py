@@ -1,4 +1,4 @@
-"""`python -m dsec.main.gen`: writes what is generated from the code into `spec/`."""
+"""`python -m dsec.main.gen`: writes what is generated from the code into `spec/` and `docs/`."""
 
 from __future__ import annotations
 
@@ -9,10 +9,13 @@ import msgspec
 from dsec.apiserver.app import Apiserver
 from dsec.control.edges import Edges
 from dsec.edge.server import EDGE_ROUTES
+from dsec.images.lint.reference import reference
 from dsec.main.parts import CLOCK
 from dsec.store.memory import MemoryClaims, MemoryDirectory
 
-FILE = Path(__file__).parents[3] / "spec" / "openapi" / "public-v1.json"
+_ROOT = Path(__file__).parents[3]
+FILE = _ROOT / "spec" / "openapi" / "public-v1.json"
+LINT_RULES = _ROOT / "docs" / "reference" / "lint-rules.md"
 API_VERSION = "1"
 """Of the description; the program's own would make the file change with every release."""
 
@@ -32,10 +35,11 @@ def public_openapi() -> bytes:
 
 
 def main() -> None:
-    """Write the file."""
-    FILE.parent.mkdir(parents=True, exist_ok=True)
-    FILE.write_bytes(public_openapi())
-    print(FILE)
+    """Write the files."""
+    for file, content in ((FILE, public_openapi()), (LINT_RULES, reference().encode())):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(content)
+        print(file)
 
 
 if __name__ == "__main__":

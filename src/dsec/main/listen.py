@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import logging
-import os
 import signal
 import socket
-from collections.abc import Generator
 from pathlib import Path
 
 import anyio
-import uvicorn
 from starlette.types import ASGIApp
-from typing_extensions import override
 
 from dsec.base.errors import Conflict, InvalidRequest
+from dsec.kit.serving import private_socket, serve_until, server_config
 from dsec.main.protocol import BoundedProtocol
 
 BACKLOG = 4096
@@ -61,21 +57,10 @@ def bind_unix(path: Path) -> socket.socket:
     Raises:
         InvalidRequest: it cannot be made.
     """
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        path.unlink(missing_ok=True)
-        before = os.umask(0o177)
-        try:
-            listener.bind(str(path))
-        finally:
-            os.umask(before)
-        listener.listen(BACKLOG)
-        listener.setblocking(False)
+        return private_socket(path, BACKLOG)
     except OSError as exc:
-        listener.close()
         raise InvalidRequest(f"cannot listen on {path}: {exc.strerror or exc}") from exc
-    return listener
 
 
 def url_of(listener: socket.socket) -> str:
@@ -83,14 +68,6 @@ def url_of(listener: socket.socket) -> str:
     host, port = listener.getsockname()[:2]
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - compared, not bound
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-
-
-class _Server(uvicorn.Server):
-    @override
-    @contextlib.contextmanager
-    def capture_signals(self) -> Generator[None]:
-        """Signals are the business of `until_signal`."""
-        yield
 
 
 def _matters(record: logging.LogRecord) -> bool:
@@ -102,32 +79,10 @@ async def serve(app: ASGIApp, listener: socket.socket, stop: anyio.Event) -> Non
     """Serve until told to stop; then let requests in flight end, for a while."""
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     logging.getLogger("uvicorn.error").addFilter(_matters)
-    server = _Server(
-        uvicorn.Config(
-            app,
-            loop="none",
-            http=BoundedProtocol,
-            ws="websockets-sansio",
-            ws_max_size=16 << 20,
-            ws_per_message_deflate=False,
-            lifespan="off",
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            proxy_headers=False,
-            timeout_keep_alive=KEEP_ALIVE_S,
-            timeout_graceful_shutdown=GRACE_S,
-        )
+    config = server_config(
+        app, BoundedProtocol, websockets=True, grace_s=GRACE_S, keep_alive_s=KEEP_ALIVE_S
     )
-
-    async def watch() -> None:
-        await stop.wait()
-        server.should_exit = True
-
-    async with anyio.create_task_group() as group:
-        group.start_soon(watch)
-        await server.serve([listener])
-        group.cancel_scope.cancel()
+    await serve_until(config, listener, stop)
 
 
 async def until_signal(stop: anyio.Event) -> None:

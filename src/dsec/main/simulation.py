@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Sequence
 from pathlib import Path
 
 from typing_extensions import override
@@ -11,7 +11,14 @@ from dsec.base.clock import Clock
 from dsec.base.errors import NotFound, Unsupported
 from dsec.edge.sim import SimBackend
 from dsec.images.names import ImageName, image_name, name_of_reference
-from dsec.images.records import Environment, ImageConfig, ImageRecord, digest_of, view
+from dsec.images.records import (
+    DirectoryMark,
+    Environment,
+    ImageConfig,
+    ImageRecord,
+    digest_of,
+    view,
+)
 from dsec.wire.edge_v1 import ImageEvent, LayerEvent
 from dsec.wire.public_v1 import (
     BuildImage,
@@ -92,6 +99,11 @@ class SimImages:
     ) -> list[Path]:
         """Nothing to mount."""
         del environment, sandbox, trace, record
+        return []
+
+    async def mends(self, environment: Environment, mounted: Sequence[Path]) -> list[DirectoryMark]:
+        """No directories."""
+        del environment, mounted
         return []
 
     async def release(self, sandbox: str) -> None:

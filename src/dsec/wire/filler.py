@@ -9,7 +9,9 @@ from typing import Annotated
 
 from msgspec import Meta, Struct, field
 
-Digest = Annotated[str, Meta(pattern=r"^sha256:[0-9a-f]{64}$")]
+from dsec.base.digests import PATTERN
+
+Digest = Annotated[str, Meta(pattern=f"^{PATTERN}$")]
 
 
 class OpenData(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -119,5 +121,7 @@ class DataEvent(Struct, kw_only=True):
 
     digest: str
     failing: bool
+    code: str = "data_unavailable"
+    """Why, as an error's code: the store does not give it, or `storage_full`: the cache cannot take it."""
     message: str = ""
     at: float = 0.0

@@ -24,6 +24,9 @@ class LaunchSpec(Struct, kw_only=True):
     uid_base + 65535, unmapped inside, is aether's own."""
     layers: list[str]
     """Mounted read-only layers, topmost first, as overlayfs has it."""
+    mends: list[tuple[str, int, int, int]] = field(default_factory=list)
+    """Directories of the sandbox's root to give other attributes, if they are there: path, mode, uid
+    and gid inside."""
     upper: str
     work: str
     """Empty directories on the same file system; the launcher makes them if they are missing."""

@@ -179,10 +179,14 @@ class LintRule(Struct, kw_only=True, forbid_unknown_fields=True):
 class LintRequest(EnvironmentRef, kw_only=True, forbid_unknown_fields=True):
     """Look an environment over for what spoils an evaluation."""
 
-    answers: list[str] = field(default_factory=list)
+    answers: Annotated[list[Annotated[str, Meta(max_length=4096)]], Meta(max_length=5000)] = field(
+        default_factory=list
+    )
     """Texts that must not be found: lines of the reference solution, names of hidden tests."""
     rules: Annotated[list[LintRule], Meta(max_length=200)] = field(default_factory=list)
-    disabled: list[str] = field(default_factory=list)
+    disabled: Annotated[list[Annotated[str, Meta(max_length=128)]], Meta(max_length=500)] = field(
+        default_factory=list
+    )
     """Rule ids that are not applied."""
 
 

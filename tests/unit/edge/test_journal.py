@@ -4,12 +4,13 @@ import os
 import stat
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from dsec.base.states import SandboxState, StopReason
 from dsec.edge.lifecycle.journal import Journal
 from dsec.edge.record import SandboxRecord
-from dsec.images.records import Environment
+from dsec.images.records import Environment, EnvironmentPart
 from dsec.images.records import view as image_view
 from dsec.wire.sandbox import Limits, SandboxSpec, SandboxView
 from tests.unit.edge.node import image
@@ -61,6 +62,30 @@ def test_what_was_written_is_read_back(journal: Journal) -> None:
     assert story.launched
     assert story.stopping is None
     assert story.steps[0] == ("begun", "launch", "")
+
+
+def test_a_record_of_before_environments_names_an_image(journal: Journal) -> None:
+    facts = record(journal)
+    journal.create(facts)
+    plain = msgspec.to_builtins(facts)
+    plain["image"] = plain.pop("environment")["image"]
+    (facts.path / "record.json").write_bytes(msgspec.json.encode(plain))
+    (story,) = journal.stories()
+    layers = image("debian").layers
+    assert layers
+    assert story.record is not None
+    assert story.record.environment == Environment(
+        image=facts.image, parts=[EnvironmentPart(label="image", layers=layers)]
+    )
+    assert msgspec.structs.replace(story.record, environment=facts.environment) == facts
+
+
+def test_a_record_of_neither_kind_is_none(journal: Journal) -> None:
+    journal.create(facts := record(journal))
+    (facts.path / "record.json").write_bytes(b'{"id": "x"}')
+    (story,) = journal.stories()
+    assert story.record is None
+    assert journal.unreadable(ID)
 
 
 def test_the_reason_of_a_removal_is_kept(journal: Journal) -> None:

@@ -18,10 +18,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dsec.images import convert
-from dsec.images.convert import Converted, Refused
+from dsec.images.children import Refused
+from dsec.images.convert import Converted
 from dsec.images.erofs.read import read_image
 from dsec.images.erofs.tree import BLOCK, Inode, Tree
-from tests.unit.images.oci.tars import Tar
+from tests.tars import Tar
 from tests.unit.images.oci.test_members import with_checksum
 
 

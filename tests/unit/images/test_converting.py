@@ -16,7 +16,7 @@ from dsec.images.converting import convert_directory, convert_merge, convert_tar
 from dsec.images.oci.layer import Limits
 from dsec.images.oci.source import Blob
 from dsec.images.store.interface import nothing
-from tests.unit.images.oci.tars import Tar
+from tests.tars import Tar
 
 pytestmark = pytest.mark.anyio
 

@@ -2,9 +2,11 @@ from __future__ import annotations
 
 import stat
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dsec.images import tracing
 from dsec.images.erofs.tree import HOLE, Device, Extent, Inode, Tree
 from dsec.images.overlaid import Part
 from dsec.images.tracing import MAX_FILES, Ranges, trace_view
@@ -116,3 +118,10 @@ def test_ranges_are_sets_of_bytes(spans: list[tuple[int, int]], first: int, last
     start, end = sorted((first, last))
     assert ranges.total == len(read)
     assert ranges.within(start, end) == len(read & set(range(start, end)))
+
+
+def test_sums_are_of_all_reads_also_of_those_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tracing, "MAX_READS", 2)
+    got = view([part("image", A, 8 * CHUNK)], *(ReadSpan(9 - n, 0, n, 1) for n in range(5)))
+    assert [read.at_ms for read in got.reads] == [5, 6]
+    assert got.read_bytes == 5 * CHUNK

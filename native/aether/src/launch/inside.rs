@@ -11,10 +11,11 @@ use crate::spec::LaunchSpec;
 use crate::sys::beneath::{self, Kind, Purpose};
 use crate::sys::mount::{self, Context, NO_DEVICES, NO_EXEC, NO_SUID, READ_ONLY};
 use crate::sys::{caps, fdpass, identity, namespace, reap};
-use std::fs::{File, OpenOptions};
+use std::fs::{File, OpenOptions, Permissions};
 use std::io::{self, Write};
 use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::{self, fs::PermissionsExt};
 use std::time::Instant;
 
 /// What the clone brings along.
@@ -103,6 +104,7 @@ impl<'a> Site<'a> {
     fn execute(&mut self, step: &InsideStep) -> io::Result<()> {
         match step {
             InsideStep::AttachRoot => self.attach_root(),
+            InsideStep::Mend { path, mode, uid, gid } => self.mend(path, *mode, *uid, *gid),
             InsideStep::MakeDirectory { path, mode } => self.make_directory(path, *mode),
             InsideStep::Mount { what, at } => self.mount(what, at),
             InsideStep::AttachDevices => mount::attach(&self.devices, self.place("dev")?),
@@ -124,6 +126,17 @@ impl<'a> Site<'a> {
     fn attach_root(&self) -> io::Result<()> {
         let place = beneath::open(File::open("/")?, "newroot", Purpose::Directory)?;
         mount::attach(&self.root, place)
+    }
+
+    /// A directory as the layers below have it; what is there instead is somebody's own.
+    fn mend(&self, path: &str, mode: u32, uid: u32, gid: u32) -> io::Result<()> {
+        let directory = match beneath::open(&self.root, path, Purpose::Change) {
+            Err(error) if is_other(&error) => return Ok(()),
+            opened => File::from(opened?),
+        };
+        unix::fs::fchown(&directory, Some(uid), Some(gid))?;
+        // Last: a change of owner may take set-id bits away.
+        directory.set_permissions(Permissions::from_mode(mode))
     }
 
     /// A mount point in the image's own tree: a directory, reached without symbolic links.
@@ -226,6 +239,11 @@ impl<'a> Site<'a> {
         keep.extend(arrival.work_v1.iter().map(AsFd::as_fd));
         fdpass::close_all_but(&keep)
     }
+}
+
+/// Whether a path was not opened because it is missing, or no directory, or leads through a link.
+fn is_other(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ENOTDIR | libc::ELOOP))
 }
 
 fn existing(opened: io::Result<OwnedFd>) -> io::Result<Option<OwnedFd>> {

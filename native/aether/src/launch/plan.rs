@@ -2,7 +2,7 @@
 //! by `host.rs` (outside) and `inside.rs` (in the new process).
 
 use crate::error::StepError;
-use crate::spec::{CgroupDir, LaunchSpec};
+use crate::spec::{CgroupDir, LaunchSpec, Mend};
 use crate::sys::mount::{NO_DEVICES, NO_EXEC, NO_SUID, READ_ONLY};
 use std::ffi::CStr;
 use std::io;
@@ -38,6 +38,7 @@ pub(crate) enum HostStep {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum InsideStep {
     AttachRoot,
+    Mend { path: String, mode: u32, uid: u32, gid: u32 },
     MakeDirectory { path: &'static str, mode: u32 },
     Mount { what: &'static FileSystem, at: &'static str },
     AttachDevices,
@@ -120,6 +121,8 @@ fn host_steps(spec: &LaunchSpec, aether: u32) -> Vec<HostStep> {
 
 fn inside_steps(spec: &LaunchSpec) -> Vec<InsideStep> {
     let mut steps = vec![InsideStep::AttachRoot];
+    // Before anything is mounted in it: a path shall mean the sandbox's own directory.
+    steps.extend(spec.mends.iter().map(mend));
     steps.extend(DIRECTORIES.map(|(path, mode)| InsideStep::MakeDirectory { path, mode }));
     steps.extend([
         InsideStep::Mount { what: &PROC, at: "proc" },
@@ -148,6 +151,13 @@ fn inside_steps(spec: &LaunchSpec) -> Vec<InsideStep> {
         InsideStep::DropCapabilities,
     ]);
     steps
+}
+
+/// An id no sandbox has is seen inside as the last that one has.
+fn mend((path, mode, uid, gid): &Mend) -> InsideStep {
+    let inside = |id: &u32| (*id).min(IDS_INSIDE - 1);
+    let (uid, gid) = (inside(uid), inside(gid));
+    InsideStep::Mend { path: path.clone(), mode: mode & 0o7777, uid, gid }
 }
 
 fn texts(spec: &LaunchSpec) -> Vec<(&'static str, String)> {
@@ -185,7 +195,8 @@ fn check(spec: &LaunchSpec) -> Result<u32, StepError> {
     }
     let places = [&spec.upper, &spec.work, &spec.socket];
     let groups = spec.cgroups.iter().map(|dir| &dir.path).chain(&spec.work_v1);
-    let inside = spec.masked_paths.iter().chain(&spec.readonly_paths);
+    let mended = spec.mends.iter().map(|(path, ..)| path);
+    let inside = spec.masked_paths.iter().chain(&spec.readonly_paths).chain(mended);
     for path in spec.layers.iter().chain(places).chain(groups).chain(inside) {
         let parts_fit = !path.split('/').any(|part| part == "..");
         if !path.starts_with('/') || path.contains('\0') || !parts_fit {
@@ -277,6 +288,7 @@ impl InsideStep {
     pub(crate) fn name(&self) -> &'static str {
         match self {
             Self::AttachRoot => "attach root",
+            Self::Mend { .. } => "mend directory",
             Self::MakeDirectory { .. } => "make mount point",
             Self::Mount { what, .. } => match what.kind.to_bytes() {
                 b"proc" => "mount proc",
@@ -306,7 +318,9 @@ impl InsideStep {
             Self::Mount { at, .. } => format!("/{at}"),
             Self::AttachDevices => "/dev".to_owned(),
             Self::NoUserNamespaces => format!("/{USER_NAMESPACES}"),
-            Self::Mask { path } | Self::MakeReadOnly { path } => path.clone(),
+            Self::Mask { path } | Self::MakeReadOnly { path } | Self::Mend { path, .. } => {
+                path.clone()
+            }
             Self::WriteIfMissing { directory, name, .. } => format!("/{directory}/{name}"),
             Self::SetHostname { name } => name.clone(),
             _ => "/".to_owned(),
@@ -324,6 +338,9 @@ impl InsideStep {
                     .map(|(key, value)| format!(" {}={}", text(key), text(value)))
                     .collect();
                 format!("mount {} on /{at}{}", text(what.kind), options.concat())
+            }
+            Self::Mend { path, mode, uid, gid } => {
+                format!("mend directory {path} ({mode:o}, {uid}:{gid}) if there")
             }
             Self::MakeDirectory { path, mode } => format!("make /{path} ({mode:o}) if missing"),
             Self::WriteIfMissing { directory, name, text } => {
@@ -354,6 +371,7 @@ mod tests {
             hostname: "box".into(),
             uid_base: 0x20_0000,
             layers: vec!["/layers/top".into(), "/layers/base".into()],
+            mends: vec![("/tmp".into(), 0o1777, 0, 100_000)],
             upper: "/boxes/1/upper".into(),
             work: "/boxes/1/work".into(),
             socket: "/boxes/1/socket".into(),
@@ -402,6 +420,8 @@ mod tests {
             "copy layer /layers/base",
             "copy /boxes/1, owners mapped; upper upper, work work",
             "attach root",
+            "mend directory /tmp (1777, 0:65534) if there",
+            "make /proc",
             "mount proc on /proc",
             "forbid user namespaces",
             "make read-only /proc/sys",
@@ -413,6 +433,13 @@ mod tests {
         let places: Vec<_> = order.iter().map(|start| place_of(&lines, start)).collect();
         assert!(places.iter().all(Option::is_some), "{places:?} in {lines:#?}");
         assert!(places.is_sorted(), "{places:?} in {lines:#?}");
+    }
+
+    #[test]
+    fn what_needs_no_mending_costs_no_step() {
+        let mut spec = spec();
+        spec.mends.clear();
+        assert_eq!(place_of(&lines(&spec), "mend"), None);
     }
 
     #[test]
@@ -429,6 +456,8 @@ mod tests {
         assert!(refused(|spec| spec.hostname = "x".repeat(65)));
         assert!(refused(|spec| spec.upper = "boxes/upper".into()));
         assert!(refused(|spec| spec.masked_paths = vec!["/proc/../etc".into()]));
+        assert!(refused(|spec| spec.mends = vec![("tmp".into(), 0o755, 0, 0)]));
+        assert!(refused(|spec| spec.mends = vec![("/a/../b".into(), 0o755, 0, 0)]));
     }
 
     #[test]

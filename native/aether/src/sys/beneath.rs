@@ -12,6 +12,8 @@ pub(crate) enum Purpose {
     Place,
     /// The same, and it must be a directory.
     Directory,
+    /// A directory to change the owner and mode of.
+    Change,
     Write,
 }
 
@@ -21,6 +23,7 @@ impl Purpose {
             | match self {
                 Self::Place => libc::O_PATH,
                 Self::Directory => libc::O_PATH | libc::O_DIRECTORY,
+                Self::Change => libc::O_RDONLY | libc::O_DIRECTORY,
                 Self::Write => libc::O_WRONLY,
             }
     }

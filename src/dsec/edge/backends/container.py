@@ -152,6 +152,7 @@ class ContainerBackend:
             self._layout,
             self._config.commands,
             self._nofile,
+            await self._environments.mends(record.environment, layers),
         )
         try:
             reply = await self._launchers.launch(spec)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from dsec.base.quantity import MIB
 from dsec.edge.backends.disk import DISK
 from dsec.edge.record import SandboxRecord
+from dsec.images.records import DirectoryMark
 from dsec.linux.cgroup.interface import Bounds, Layout
 from dsec.linux.cgroup.plan import plan
 from dsec.wire.launch import LaunchSpec
@@ -85,6 +86,7 @@ def launch_spec(
     layout: Layout,
     limits: CommandLimits,
     nofile_max: int,
+    mends: Sequence[DirectoryMark] = (),
 ) -> LaunchSpec:
     """Put together what the launcher needs.
 
@@ -94,6 +96,7 @@ def launch_spec(
         layout: where its control groups go.
         limits: of its commands.
         nofile_max: the most descriptors the launcher itself may allow.
+        mends: directories of its root to give back what they are below.
     """
     spec, image = record.spec, record.image
     bounds = Bounds(
@@ -109,6 +112,7 @@ def launch_spec(
         hostname=spec.hostname or record.id,
         uid_base=record.uid_base,
         layers=list(layers),
+        mends=[(mend.path, mend.mode, mend.uid, mend.gid) for mend in mends],
         upper=f"{writable}/{UPPER}",
         work=f"{writable}/work",
         socket=record.socket,

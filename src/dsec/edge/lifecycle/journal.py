@@ -24,7 +24,7 @@ import msgspec
 
 from dsec.base.states import StopReason
 from dsec.edge.lifecycle.machine import Action
-from dsec.edge.record import SandboxRecord
+from dsec.edge.record import SandboxRecord, read_record
 from dsec.images import disk
 from dsec.wire.sandbox import SandboxView
 
@@ -160,7 +160,7 @@ class Journal:
     def _story(self, directory: Path) -> Story:
         record = None
         with contextlib.suppress(FileNotFoundError, NotADirectoryError, msgspec.MsgspecError):
-            record = msgspec.json.decode((directory / RECORD).read_bytes(), type=SandboxRecord)
+            record = read_record((directory / RECORD).read_bytes())
         try:
             lines = (directory / JOURNAL).read_text().splitlines()
         except (FileNotFoundError, NotADirectoryError):

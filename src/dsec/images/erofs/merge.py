@@ -3,6 +3,9 @@
 For each name the topmost layer that has it decides. A whiteout there deletes it; a directory there
 goes on with the directories of that name in the layers below, down to one that is opaque or to
 something that is no directory, which it hides.
+
+A hard link of a layer to a file of one below it came with a copy of that file's inode in its place.
+Both are one inode again here, so that all names of the file are links as long as one is left.
 """
 
 from __future__ import annotations
@@ -25,7 +28,8 @@ def merge(trees: Sequence[Tree], *, keep_whiteouts: bool) -> Tree:
             it has neither whiteouts nor opaque directories.
 
     Returns:
-        The tree. Its devices are those of all trees, each once. Hard links of a layer are links.
+        The tree. Its devices are those of all trees, each once. Hard links are links, also those
+        to a file of a lower tree, unless it has no data of its own.
     """
     return _Merge(trees, keep_whiteouts).run()
 
@@ -38,11 +42,37 @@ class _Merge:
         self._remaps = [self._add_devices(tree) for tree in trees]
         self._copies: dict[Inode, Inode] = {}
         """Of what is no directory, by the original: so links stay links."""
+        self._originals: dict[Inode, Inode] = {}
+        """Of inodes that are copies of one in a lower tree."""
+        for layer in range(1, len(trees)):
+            self._find_originals(layer)
 
     def _add_devices(self, tree: Tree) -> list[int]:
         """Where the devices of a tree are in the result."""
         known = self._devices
         return [known.setdefault(device, len(known)) for device in tree.devices]
+
+    def _find_originals(self, layer: int) -> None:
+        """Find what a tree has of the files below. Few trees share data, the others are not read."""
+        tree = self._trees[layer]
+        below = {device for lower in self._trees[:layer] for device in lower.devices}
+        borrowed = {number for number, device in enumerate(tree.devices) if device in below}
+        for path, inode in tree.walk() if borrowed else ():
+            if any(extent.device in borrowed for extent in inode.extents):
+                self._find_original(layer, path, inode)
+
+    def _find_original(self, layer: int, path: bytes, inode: Inode) -> None:
+        """The copy lies where the original does: what is equal elsewhere is a file of its own."""
+        for lower in reversed(range(layer)):
+            found = _look(self._trees[lower], path)
+            if found is not None and self._facts(lower, found) == self._facts(layer, inode):
+                self._originals[inode] = self._originals.get(found, found)
+                return
+
+    def _facts(self, layer: int, inode: Inode) -> tuple[object, ...]:
+        extents = [_moved(extent, self._remaps[layer]) for extent in inode.extents]
+        attributes = (inode.mode, inode.uid, inode.gid, inode.mtime_ns, inode.xattrs)
+        return (*attributes, inode.size, extents)
 
     def run(self) -> Tree:
         """Merge from the roots down; overlayfs merges all roots, whatever they are marked."""
@@ -86,13 +116,22 @@ class _Merge:
         return merged, parts
 
     def _copy(self, layer: int, inode: Inode) -> Inode:
-        copy = self._copies.get(inode)
+        original = self._originals.get(inode, inode)
+        copy = self._copies.get(original)
         if copy is None:
             remap = self._remaps[layer]
             extents = [_moved(extent, remap) for extent in inode.extents]
             copy = replace(inode, xattrs=dict(inode.xattrs), extents=extents, children={})
-            self._copies[inode] = copy
+            self._copies[original] = copy
         return copy
+
+
+def _look(tree: Tree, path: bytes) -> Inode | None:
+    """What a tree alone has under a path."""
+    inode: Inode | None = tree.root
+    for name in path.split(b"/"):
+        inode = inode.children.get(name) if inode is not None else None
+    return inode
 
 
 def _names(stack: _Stack) -> list[bytes]:

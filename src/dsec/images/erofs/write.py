@@ -10,6 +10,7 @@ import os
 import stat
 from pathlib import Path
 
+from dsec.base.digests import digest_of
 from dsec.base.errors import InvalidRequest
 from dsec.images import disk
 from dsec.images.erofs import format as fmt
@@ -35,7 +36,7 @@ def write_image(tree: Tree, image: Path) -> BlobRef:
     content = encode(tree)
     with disk.full_disk_named(image):
         image.write_bytes(content)
-    return BlobRef(disk.digest_of_bytes(content), len(content))
+    return BlobRef(digest_of(content), len(content))
 
 
 def encode(tree: Tree) -> bytes:

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import dsec
 from dsec.base.errors import Unavailable
 from dsec.images.lazy import anchor
 from dsec.linux import fanotify
@@ -94,11 +95,16 @@ class AnchoredGroup:
                 anchor.CONNECTION: theirs.fileno(),
             }
             try:
-                self._child = spawn([*ANCHOR, str(self._cache)], handed, dict(os.environ))
+                self._child = spawn([*ANCHOR, str(self._cache)], handed, _environment())
             except BaseException:
                 ours.close()
                 raise
         return ours
+
+
+def _environment() -> dict[str, str]:
+    """Where the package is, and nothing else: what the keeper has holds the store's credentials."""
+    return {"PYTHONPATH": str(Path(dsec.__path__[0]).parent)}
 
 
 @contextlib.contextmanager

@@ -18,11 +18,10 @@ from msgspec import Struct
 from dsec.base.errors import InvalidRequest
 from dsec.images.disk import fsync_path, full_disk_named, write_atomically
 from dsec.images.lazy.chunkmap import ChunkMap
+from dsec.images.pack import ENTRY_BYTES
 from dsec.linux.files import punch_hole
 from dsec.wire.filler import OpenData
 
-ENTRY_BYTES = 36
-"""Of the table, per chunk."""
 _BLOCK = 4096
 _STAT_BLOCK = 512
 

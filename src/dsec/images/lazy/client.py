@@ -32,6 +32,8 @@ T = TypeVar("T")
 CALL_TIMEOUT_S = 60.0
 """Of one call; longer than the filler waits for anything."""
 CONNECT_TIMEOUT_S = 5.0
+_SPANS_AT_ONCE = 8192
+"""Of a prefetch: the filler takes no body that it would be busy with for long."""
 SILENCE_S = 30.0
 """A stream that is silent for longer, heartbeats included, is broken."""
 
@@ -83,7 +85,9 @@ class FillerClient:
 
     async def prefetch(self, request: Prefetch) -> None:
         """Have chunks fetched. Raises NotFound if the device is not open."""
-        await self._call("POST", "/v1/prefetch", request)
+        for start in range(0, max(1, len(request.spans)), _SPANS_AT_ONCE):
+            part = request.spans[start : start + _SPANS_AT_ONCE]
+            await self._call("POST", "/v1/prefetch", Prefetch(digest=request.digest, spans=part))
 
     async def start_recording(self, request: StartRecording) -> list[Path]:
         """Devices whose reads are written down, in the order asked for.

@@ -14,21 +14,33 @@ from typing import Protocol
 
 import anyio
 import anyio.abc
+from anyio.lowlevel import checkpoint
 
 from dsec.base.clock import Clock
-from dsec.base.errors import DataUnavailable, DsecError, NotFound, PermissionDenied
+from dsec.base.errors import DataUnavailable, DsecError, NotFound, PermissionDenied, StorageFull
 from dsec.images.lazy.cache import CachedData
 from dsec.images.lazy.config import FillerConfig
 from dsec.images.lazy.filling import Outcome, fill, unpack
 from dsec.images.lazy.groups import Groups
 from dsec.images.lazy.health import Health
-from dsec.images.lazy.planning import Chunks, Range, first_wanted_first, plan_ranges, runs, window
+from dsec.images.lazy.planning import (
+    Chunks,
+    Range,
+    first_wanted_first,
+    plan_ranges,
+    runs,
+    wanted_once,
+    window,
+)
 from dsec.images.lazy.slots import Slots, Turn
 from dsec.images.store.interface import BlobStore
 from dsec.kit.blocking import in_thread
 from dsec.wire.filler import DataEvent
 
 logger = logging.getLogger("dsec.filler")
+
+_BUDGET_FULL = "the node's cache is full of data that sandboxes have open: raise cache_mb"
+_DISK_FULL = "the disk of the node's cache is full: make room on it"
 
 
 class Room(Protocol):
@@ -100,6 +112,8 @@ class Fetching:
         self._probing = False
         self._sealing = False
         self._closed = False
+        self._why_loose = _DISK_FULL
+        self._needed_bytes = 0
         for group in range(self.groups.count):
             first, end = self.groups.span(group)
             if files.map.present(first, end):
@@ -126,19 +140,30 @@ class Fetching:
         return loose
 
     def prefetch(self, spans: Iterable[tuple[int, int]]) -> None:
-        """Fetch chunks nobody waits for, about in this order. A device that fails is left alone.
+        """Begin to fetch chunks nobody waits for, about in this order; a device that fails is left alone.
 
         Args:
             spans: first chunk and count; what is not in the device is passed over.
         """
-        wanted: dict[int, None] = {}
-        passed_over = {*self._flights, *self.health.bad}
-        for first, count in spans:
-            low, high = max(0, first), min(first + count, self.table.count)
-            fresh = self.files.map.missing(low, high) if low < high else []
-            wanted.update(dict.fromkeys(c for c in fresh if c not in passed_over))
-        if wanted and not self.health.broken and not self._closed:
-            self._launch(list(wanted), urgent=False)
+        self._pool.group.start_soon(self._prefetch, spans)
+
+    async def _prefetch(self, spans: Iterable[tuple[int, int]]) -> None:
+        for chunks in wanted_once(spans, self.table.count):
+            if self.health.broken or self._closed:
+                return
+            if wanted := [c for c in chunks if self._is_absent(c) and c not in self.health.bad]:
+                self._launch(wanted, urgent=False)
+            await checkpoint()
+
+    def _is_absent(self, chunk: int) -> bool:
+        """Neither here nor on its way."""
+        return chunk not in self._flights and not self.files.map.covers(chunk, chunk + 1)
+
+    def no_room(self) -> StorageFull:
+        """The error for data that came, could not be kept, and is of use in the cache only."""
+        error = StorageFull(self._why_loose, digest=self.digest)
+        self.health.no_room(error)
+        return error
 
     async def close(self) -> None:
         """Give up what is on its way, wait for those who hold something, and close the files."""
@@ -146,6 +171,7 @@ class Fetching:
         for flight in set(self._flights.values()):
             flight.scope.cancel()
         await self.groups.wait_unpinned()
+        self.health.closed()
         await in_thread("disk", self.files.close)
 
     def _board(self, first: int, end: int) -> list[Flight]:
@@ -169,8 +195,9 @@ class Fetching:
         low, high = window(fresh[0], fresh[-1] + 1, self.groups.per_group, self.table.count)
         if self.health.broken:  # one attempt, as small as can be
             low, high = fresh[0], fresh[-1] + 1
-        passed_over = {*self._flights, *self.health.bad}.difference(fresh)
-        return [c for c in self.files.map.missing(low, high) if c not in passed_over]
+        bad = self.health.bad.keys() - fresh
+        missing = self.files.map.missing(low, high)
+        return [c for c in missing if c not in self._flights and c not in bad]
 
     def _launch(self, wanted: list[int], *, urgent: bool) -> None:
         stored = [chunk for chunk in wanted if self.table.stored_span(chunk)[1]]
@@ -275,12 +302,15 @@ class Fetching:
     async def _keep(self, flight: Flight, part: Range, body: bytes) -> dict[int, DataUnavailable]:
         """Verify, write, mark. Returns the chunks that came wrong."""
         size = len(part.chunks) * self.files.state.chunk_bytes
+        self._needed_bytes = size
         if await self._pool.room.make_room(size):
             outcome = await self._fill(part, body, size)
             if outcome.loose and await self._pool.room.relieve(size):
                 outcome = await self._fill(part, body, 0)
+            self._why_loose = _DISK_FULL
         else:
             outcome = await in_thread("fill", unpack, self.table, part, body)
+            self._why_loose = _BUDGET_FULL
         flight.loose |= outcome.loose
         for chunk, error in outcome.bad.items():
             what = f"data of {self.digest} does not match its digest: {error.message}"
@@ -339,8 +369,15 @@ class Fetching:
             while self.health.failing and not self._closed:
                 await anyio.sleep(self._pool.config.probe_every_s)
                 await self._probe_until_failure()
+                await self._probe_room()
         finally:
             self._probing = False
+
+    async def _probe_room(self) -> None:
+        """See whether what could not be kept could be now."""
+        if self.health.full and await self._pool.room.make_room(self._needed_bytes):
+            self._pool.room.took(self._needed_bytes, 0)
+            self.health.room()
 
     async def _probe_until_failure(self) -> None:
         while (chunk := self.health.suspect) is not None and not self._closed:

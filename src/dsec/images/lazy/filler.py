@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
@@ -15,6 +16,7 @@ import msgspec
 
 from dsec.base.clock import Clock
 from dsec.base.errors import Conflict, DsecError, InvalidRequest, NotFound
+from dsec.images.disk import full_disk_named
 from dsec.images.lazy.budget import Budget
 from dsec.images.lazy.cache import chunk_count, open_cached
 from dsec.images.lazy.config import FillerConfig
@@ -101,15 +103,20 @@ class Filler:
 
         Raises:
             InvalidRequest: sizes and table do not fit together.
-            StorageFull: no room for its map.
+            StorageFull: no room for its map, or in the run directory.
         """
-        while (closing := self._closing.get(request.digest)) is not None:
-            await closing.wait()
-        async with self._lock:
-            device = self._devices.get(request.digest) or await self._bring_up(request)
-            if not device.path:
-                await self._show(device)
-            return DataOpened(path=device.path)
+        while True:
+            if (closing := self._closing.get(request.digest)) is not None:
+                await closing.wait()
+            async with self._lock:
+                if request.digest not in self._closing:
+                    return await self._open(request)
+
+    async def _open(self, request: OpenData) -> DataOpened:
+        device = self._devices.get(request.digest) or await self._bring_up(request)
+        if not device.path:
+            await self._show(device)
+        return DataOpened(path=device.path)
 
     async def _show(self, device: _Device) -> None:
         try:
@@ -118,8 +125,13 @@ class Filler:
             await self._save()
         except BaseException:
             with anyio.CancelScope(shield=True):
+                await self._hide(device)
                 await self._finish(await self._let_go([device]))
             raise
+
+    async def _hide(self, device: _Device) -> None:
+        await self._front.withdraw(_name_of(device.request.digest))
+        device.path = ""
 
     async def close(self, digest: str) -> None:
         """Serve it under its own name no more; recordings keep theirs. Harmless if it is not."""
@@ -127,8 +139,7 @@ class Filler:
             device = self._devices.get(check_digest(digest))
             if device is None or not device.path:
                 return
-            await self._front.withdraw(_name_of(digest))
-            device.path = ""
+            await self._hide(device)
             closing = await self._let_go([device])
         await self._finish(closing)
 
@@ -150,16 +161,33 @@ class Filler:
             NotFound: one of them is not open.
             Conflict: the recording runs with other devices.
             InvalidRequest: chunks of the devices differ in size.
+            StorageFull: no room in the run directory.
         """
         async with self._lock:
             running = self._recordings.get(request.recording)
             if running is None:
                 record = self._record_of(request)
-                running = await self._record(record, self._notes_of(request.recording))
-                await self._save()
+                running = await self._begin(record)
             elif running.recorder.record.digests != request.digests:
                 raise Conflict(f"recording {request.recording} runs with other devices")
             return RecordingStarted(paths=running.paths)
+
+    async def _begin(self, record: RecordingRecord) -> _Running:
+        running = await self._record(record, self._notes_of(record.recording))
+        try:
+            await self._save()
+        except BaseException:
+            with anyio.CancelScope(shield=True):
+                await self._stop(running)
+            raise
+        return running
+
+    async def _stop(self, running: _Running) -> None:
+        record = running.recorder.record
+        running.scope.cancel()
+        del self._recordings[record.recording]
+        await self._withdraw_aliases(record)
+        await in_thread("disk", _unlink, self._notes_of(record.recording))
 
     def recording(self, name: str) -> Recording:
         """What was read so far. Raises NotFound."""
@@ -171,15 +199,13 @@ class Filler:
     async def end_recording(self, name: str) -> None:
         """Take its devices away and forget it; harmless if there is none."""
         async with self._lock:
-            running = self._recordings.pop(name, None)
+            running = self._recordings.get(name)
             if running is None:
                 return
-            running.scope.cancel()
-            record = running.recorder.record
-            await self._withdraw_aliases(record)
-            closing = await self._let_go([self._devices[each] for each in record.digests])
-            notes = self._notes_of(name)
-        await in_thread("disk", _unlink, notes)
+            with anyio.CancelScope(shield=True):
+                await self._stop(running)
+                digests = running.recorder.record.digests
+                closing = await self._let_go([self._devices[each] for each in digests])
         await self._finish(closing)
 
     # looking
@@ -271,27 +297,42 @@ class Filler:
         return _Device(own, DataReader(fetching, self._config.longest_read_s), fetching)
 
     async def _let_go(self, devices: Sequence[_Device]) -> list[_Device]:
-        """Forget devices nobody uses any more, and write down what is left."""
+        """Forget devices nobody uses any more, and write down what is left; `_finish` them then.
+
+        A full disk keeps nothing open. What it has of the list names more then than there is, which
+        the next worker opens and nobody reads; the next change writes it anew.
+        """
         gone = [device for device in devices if not _in_use(device)]
         for device in gone:
-            digest = device.request.digest
-            del self._devices[digest]
+            del self._devices[device.request.digest]
+            self._closing[device.request.digest] = anyio.Event()
             if device.fetching is not None:
-                self._budget.closed(digest)
-            self._closing[digest] = anyio.Event()
-        await self._save()
+                self._budget.closed(device.request.digest)
+        with anyio.CancelScope(shield=True):
+            try:
+                await self._save()
+            except (DsecError, OSError) as exc:
+                logger.warning("what is open is not written down", extra={"error": str(exc)})
         return gone
 
     async def _finish(self, devices: Sequence[_Device]) -> None:
         """Close the files once nobody is at them; until then the device cannot be opened again."""
         for device in devices:
-            digest, fetching = device.request.digest, device.fetching
             with anyio.CancelScope(shield=True):
-                allocated = fetching.files.allocated_bytes if fetching is not None else 0
-                await device.close()
-                if fetching is not None:
-                    self._closed.give_back(_name_of(digest), allocated)
-                self._closing.pop(digest).set()
+                try:
+                    await self._put_back(device)
+                except OSError as exc:
+                    extra = {"digest": device.request.digest, "error": str(exc)}
+                    logger.warning("files could not be closed", extra=extra)
+                finally:
+                    self._closing.pop(device.request.digest).set()
+
+    async def _put_back(self, device: _Device) -> None:
+        fetching = device.fetching
+        allocated = fetching.files.allocated_bytes if fetching is not None else 0
+        await device.close()
+        if fetching is not None:
+            self._closed.give_back(_name_of(device.request.digest), allocated)
 
     # recording
 
@@ -361,7 +402,8 @@ class Filler:
             data=[Opened(request=d.request, shown=bool(d.path)) for d in self._devices.values()],
             recordings=[each.recorder.record for each in self._recordings.values()],
         )
-        await in_thread("disk", write_list, self._list_file, opened)
+        with full_disk_named(self._list_file):
+            await in_thread("disk", write_list, self._list_file, opened)
 
 
 @asynccontextmanager
@@ -435,7 +477,8 @@ def _status_of(device: _Device) -> DataStatus:
 
 
 def _unlink(file: Path) -> None:
-    file.unlink(missing_ok=True)
+    with contextlib.suppress(OSError):  # what stays is cleared when a worker starts
+        file.unlink(missing_ok=True)
 
 
 def _clear_notes(directory: Path, known: set[str]) -> None:

@@ -30,7 +30,9 @@ def open_front(config: FillerConfig, environ: Mapping[str, str] = os.environ) ->
     """
     handed = Handed.decode(environ)
     die_with_parent(handed.parent)
-    os.set_inheritable(handed.kernel, False)
+    for descriptor in (handed.kernel, handed.pulse):
+        if descriptor is not None:
+            os.set_inheritable(descriptor, False)
     with contextlib.suppress(OSError):  # unlike the keeper, this process can be replaced
         Path("/proc/self/oom_score_adj").write_text("0")
     try:

@@ -21,10 +21,13 @@ class Handed:
     """How many workers had it before."""
     parent: int
     """The keeper."""
+    pulse: int | None = None
+    """Where to beat (`pulse.py`); a keeper that was started by an earlier version listens nowhere."""
 
     def encode(self) -> str:
         """As the environment has it."""
-        return f"kernel={self.kernel},generation={self.generation},parent={self.parent}"
+        text = f"kernel={self.kernel},generation={self.generation},parent={self.parent}"
+        return text if self.pulse is None else f"{text},pulse={self.pulse}"
 
     @classmethod
     def decode(cls, environ: Mapping[str, str]) -> Self:
@@ -35,6 +38,8 @@ class Handed:
         """
         pairs = dict(part.partition("=")[::2] for part in environ.get(VARIABLE, "").split(","))
         try:
-            return cls(int(pairs["kernel"]), int(pairs["generation"]), int(pairs["parent"]))
+            kernel, generation, parent = (int(pairs[k]) for k in ("kernel", "generation", "parent"))
+            pulse = int(pairs["pulse"]) if "pulse" in pairs else None
         except (KeyError, ValueError) as error:
             raise InternalError(f"{VARIABLE} is not what a keeper gives its worker") from error
+        return cls(kernel, generation, parent, pulse)

@@ -2,8 +2,10 @@
 
 `python -m dsec.images.lazy.keeper [--background] CONFIG`. It mounts, and starts the worker with
 the connection; a worker that dies is started again, and those who read meanwhile wait. Signals:
-SIGTERM ends it and the front, SIGHUP reads CONFIG again and replaces the worker. A fanotify group
-outlives it for as long as anything is mounted over it (`anchor.py`). With `--background` the command returns when the worker has been started, or with the reason why not.
+SIGTERM ends it and the front, SIGHUP reads CONFIG again and replaces the worker. A worker that hangs
+is killed (`pulse.py`). A fanotify group outlives the keeper for as long as anything is mounted over
+it (`anchor.py`). With `--background` the command returns when the worker has been started, or with
+the reason why not.
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ from dsec.images.lazy.handed import VARIABLE, Handed
 from dsec.images.lazy.holder import Holder, Lock, digest_of
 from dsec.images.lazy.kernel_side import KernelSide
 from dsec.images.lazy.places import Places
+from dsec.images.lazy.pulse import BEAT_EVERY_S, Pulse, longest_silence_s
 from dsec.kit import log
 from dsec.linux import fanotify, pidfd
 from dsec.linux.spawn import Child, spawn
@@ -45,10 +48,9 @@ _PATIENCE_S = 5.0
 """How long a worker may take to end in order."""
 _LOCK_TRIES, _LOCK_PAUSE_S = 40, 0.05
 """Who looks whether the lock is held has it for a moment."""
-_LOOK_EVERY_S = 10.0
 _ANCHOR_PAUSE_S = 1.0
 """Between two anchors that end."""
-_KERNEL_IN_WORKER, _CONNECTION_IN_WORKER = 3, 4
+_KERNEL_IN_WORKER, _CONNECTION_IN_WORKER, _PULSE_IN_WORKER = 3, 4, 5
 _ENDING = frozenset({signal.SIGTERM, signal.SIGINT})
 _SIGNALS = _ENDING | {signal.SIGHUP, signal.SIGCHLD}
 
@@ -92,6 +94,7 @@ class Keeper:
         self._restarts = Restarts(clock)
         self._generation = 0
         self._child: Child | None = None
+        self._pulse: Pulse | None = None
         self._start_at = self._renew_at = clock.monotonic()
         self._inherited = False
 
@@ -120,6 +123,7 @@ class Keeper:
             if received == signal.SIGHUP:
                 self._reload()
             bound_log(Places(self._config.home).log)
+            self._kill_if_lost()
             status = self._ended()
             self._tend(kernel)
             if status == 0 or (status is not None and not self._plan_restart(kernel, status)):
@@ -129,7 +133,7 @@ class Keeper:
 
     def _pause_s(self) -> float:
         if self._child is not None:
-            return _LOOK_EVERY_S
+            return BEAT_EVERY_S
         return max(0.0, self._start_at - self._clock.monotonic())
 
     def _tend(self, kernel: KernelSide) -> None:
@@ -140,15 +144,35 @@ class Keeper:
             self._start_at = now
 
     def _start(self, kernel: KernelSide) -> None:
-        handed = Handed(_KERNEL_IN_WORKER, self._generation, os.getpid())
+        handed = Handed(_KERNEL_IN_WORKER, self._generation, os.getpid(), _PULSE_IN_WORKER)
         environ = {**os.environ, VARIABLE: handed.encode()}
-        given = {_KERNEL_IN_WORKER: kernel.descriptor}
+        pulse = self._listen()
+        given = {_KERNEL_IN_WORKER: kernel.descriptor, _PULSE_IN_WORKER: pulse.beating}
         if kernel.connection is not None:
             given[_CONNECTION_IN_WORKER] = kernel.connection
         self._child = spawn(self._argv, given, environ)
+        pulse.given()
         logger.info("worker started", extra={"pid": self._child.pid, "nth": self._generation})
         self._generation += 1
         self._say(resting=False)
+
+    def _listen(self) -> Pulse:
+        self._listen_no_more()
+        silence_s = longest_silence_s(self._config.longest_read_s)
+        self._pulse = Pulse(silence_s, self._clock)
+        return self._pulse
+
+    def _listen_no_more(self) -> None:
+        pulse, self._pulse = self._pulse, None
+        if pulse is not None:
+            pulse.close()
+
+    def _kill_if_lost(self) -> None:
+        """Kill a worker that hangs; it is replaced like any that has ended."""
+        if self._child is not None and self._pulse is not None and self._pulse.is_lost():
+            logger.error("worker hangs: killing it", extra={"pid": self._child.pid})
+            self._listen_no_more()
+            pidfd.kill(self._child.descriptor)
 
     def _say(self, *, resting: bool) -> None:
         config = self._config
@@ -214,6 +238,7 @@ class Keeper:
     def _stop(self) -> None:
         """End the worker; what it leaves unanswered is the next one's."""
         child, self._child = self._child, None
+        self._listen_no_more()
         if child is not None:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(child.descriptor, signal.SIGTERM)

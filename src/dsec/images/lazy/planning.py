@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Protocol
+
+SLICE = 512
+"""Steps of a prefetch between two turns of others on the loop: a few milliseconds."""
+MOST_CHUNKS = 256
+"""Of one range."""
 
 
 class Chunks(Protocol):
@@ -37,6 +43,44 @@ class Range:
     chunks: tuple[int, ...]
 
 
+def wanted_once(spans: Iterable[tuple[int, int]], count: int) -> Iterator[list[int]]:
+    """The chunks of spans, each once and in this order, in slices for a caller that has others to serve.
+
+    A slice, which may be empty, takes `SLICE` steps: a span looked at is one, and so is a chunk found.
+    There are no more of both than spans and chunks, however the spans overlap.
+
+    Args:
+        spans: first chunk and count, from anyone. Of more than the device has chunks the rest is left
+            out: a recording names each chunk once.
+        count: chunks of the device; what lies outside is passed over.
+    """
+    steps = _steps(spans, count)
+    while batch := list(islice(steps, SLICE)):
+        yield [chunk for chunk in batch if chunk is not None]
+
+
+def _steps(spans: Iterable[tuple[int, int]], count: int) -> Iterator[int | None]:
+    """A chunk that was found, or None for a span that is done."""
+    onward: dict[int, int] = {}
+    for first, length in islice(spans, count):
+        chunk, end = _next_fresh(onward, max(0, first)), min(first + length, count)
+        while chunk < end:
+            yield chunk
+            onward[chunk] = chunk + 1
+            chunk = _next_fresh(onward, chunk + 1)
+        yield None
+
+
+def _next_fresh(onward: dict[int, int], chunk: int) -> int:
+    """The first chunk from here on that was not found yet; makes the way there short."""
+    fresh = chunk
+    while (further := onward.get(fresh)) is not None:
+        fresh = further
+    while chunk != fresh:
+        onward[chunk], chunk = fresh, onward[chunk]
+    return fresh
+
+
 def plan_ranges(
     chunks: Iterable[int], table: Chunks, gap_bytes: int, range_bytes: int
 ) -> list[Range]:
@@ -46,23 +90,25 @@ def plan_ranges(
         chunks: ascending, each once, none of zeros.
         table: where they lie.
         gap_bytes: a gap between two of them up to this is fetched through.
-        range_bytes: a range grows to this at most; a longer chunk has one of its own.
+        range_bytes: a range grows to this at most; a longer chunk has one of its own. It has no more
+            than `MOST_CHUNKS` either: all of a range is in memory at once, uncompressed.
     """
     ranges: list[Range] = []
+    start = end = 0
+    joined: list[int] = []
     for chunk in chunks:
         offset, length = table.stored_span(chunk)
-        last = ranges[-1] if ranges else None
-        if last is not None and _joins(last, offset, length, gap_bytes, range_bytes):
-            end = offset + length
-            ranges[-1] = Range(last.offset, end - last.offset, (*last.chunks, chunk))
-        else:
-            ranges.append(Range(offset, length, (chunk,)))
+        fits = offset - end <= gap_bytes and offset + length - start <= range_bytes
+        if joined and not (fits and len(joined) < MOST_CHUNKS):
+            ranges.append(Range(start, end - start, tuple(joined)))
+            joined = []
+        if not joined:
+            start = offset
+        joined.append(chunk)
+        end = offset + length
+    if joined:
+        ranges.append(Range(start, end - start, tuple(joined)))
     return ranges
-
-
-def _joins(last: Range, offset: int, length: int, gap_bytes: int, range_bytes: int) -> bool:
-    gap = offset - (last.offset + last.length)
-    return gap <= gap_bytes and offset + length - last.offset <= range_bytes
 
 
 def first_wanted_first(ranges: list[Range], wanted: Sequence[int]) -> list[Range]:

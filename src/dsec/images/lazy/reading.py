@@ -8,7 +8,7 @@ import os
 import anyio
 from typing_extensions import override
 
-from dsec.base.errors import DataUnavailable, StorageFull
+from dsec.base.errors import DataUnavailable
 from dsec.images.lazy.fetching import Fetching
 from dsec.kit.blocking import in_thread
 
@@ -163,7 +163,7 @@ class DataReader(FileReader):
         first, end = self.chunks_of(offset, length)
         with self._fetching.groups.pin(first, end):
             if await self._have(first, end):
-                raise StorageFull("the cache is full", digest=self._fetching.digest)
+                raise self._fetching.no_room()
 
     async def _have(self, first: int, end: int) -> dict[int, bytes]:
         if self._covers(first, end):

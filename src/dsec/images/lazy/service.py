@@ -22,6 +22,9 @@ from dsec.wire.filler import (
     StartRecording,
 )
 
+MAX_PREFETCH_BYTES = 512 << 10
+"""It is decoded on the loop that serves readers."""
+
 
 class FillerApi:
     """Handlers."""
@@ -52,7 +55,7 @@ class FillerApi:
 
     async def prefetch(self, request: Request) -> Response:
         """Fetch ahead."""
-        self._filler.prefetch(await read_body(request, Prefetch))
+        self._filler.prefetch(await read_body(request, Prefetch, MAX_PREFETCH_BYTES))
         return Response(status_code=202)
 
     async def start_recording(self, request: Request) -> LateJson:

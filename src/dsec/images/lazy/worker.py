@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import os
 import signal
 import sys
 from collections.abc import Awaitable, Callable
@@ -20,7 +21,9 @@ from dsec.base.clock import Clock, SystemClock
 from dsec.images.lazy.config import FillerConfig, load_config
 from dsec.images.lazy.filler import open_filler
 from dsec.images.lazy.fronts import open_front
+from dsec.images.lazy.handed import Handed
 from dsec.images.lazy.interface import Front
+from dsec.images.lazy.pulse import beat
 from dsec.images.store.interface import BlobStore
 from dsec.images.store.opening import open_store
 from dsec.images.store.options import StoreOptions
@@ -92,10 +95,11 @@ async def _until_signal(stop: anyio.Event) -> None:
             return
 
 
-async def _main(config: FillerConfig, front: Front) -> bool:
+async def _main(config: FillerConfig, front: Front, pulse: int | None) -> bool:
     stop, store = anyio.Event(), store_of(config)
     try:
         async with anyio.create_task_group() as group:
+            group.start_soon(beat, pulse)
             group.start_soon(_until_signal, stop)
             asked = await work(config, front, store, SystemClock(), stop)
             group.cancel_scope.cancel()
@@ -111,8 +115,9 @@ def main(file: Path) -> int:
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     logging.getLogger("dsec.http").setLevel(logging.WARNING)
     config = load_config(file)
+    pulse = Handed.decode(os.environ).pulse
     with open_front(config) as front:
-        asked = anyio.run(_main, config, front, backend_options={"use_uvloop": True})
+        asked = anyio.run(_main, config, front, pulse, backend_options={"use_uvloop": True})
     return 0 if asked else TERMINATED
 
 

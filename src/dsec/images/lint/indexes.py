@@ -25,7 +25,8 @@ PYTHON_VARIABLES = (
 )
 """Of the environment, that name Python indexes."""
 _SETTING = re.compile(
-    r"^[ \t]*(?:extra-index-url|index-url|find-links|url|default-index)[ \t]*=[ \t]*(.+)$",
+    r"^[ \t]*(?:extra-index-url|index-url|find-links|url|default-index)[ \t]*="
+    r"(.*(?:\n[ \t]+.*)*)",  # indented lines go on with the value
     re.MULTILINE,
 )
 _URL = re.compile(r"https?://[^\s\"'\],]+")

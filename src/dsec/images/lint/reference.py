@@ -1,16 +1,14 @@
-"""The documentation's table of rules: `python -m dsec.images.lint.reference > FILE`."""
+"""The documentation's table of rules; `./dev gen` writes it."""
 
 from __future__ import annotations
-
-import sys
 
 from dsec.images.lint.engine import ALL_RULES
 
 _HEAD = """\
 # Rules of the environment linter
 
-Made from `src/dsec/images/lint/rules` by `python -m dsec.images.lint.reference`; a test compares them. An *error* spoils an
-evaluation, a *warning* probably does, *advice* only costs. What is not looked for: [the how-to](../howto/lint.md).
+Made by `./dev gen` from `src/dsec/images/lint/rules`; a test compares them. An *error* spoils an evaluation, a *warning*
+probably does, *advice* only costs. What is not looked for: [the how-to](../howto/lint.md).
 
 | rule | severity | when | why | advice |
 |---|---|---|---|---|
@@ -28,7 +26,3 @@ def reference() -> str:
 
 def _cell(text: str) -> str:
     return text.replace("|", "\\|")
-
-
-if __name__ == "__main__":
-    sys.stdout.write(reference())

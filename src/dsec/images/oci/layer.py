@@ -41,12 +41,20 @@ _MAX_DEPTH = 256
 """Deeper trees make recursion costly for every program after this one."""
 
 
+MAX_IMPLIED = 1_000
+"""Directories one layer may leave to those below it: each is looked for when a sandbox is made."""
+
+
 @dataclass(frozen=True, slots=True)
 class Limits:
     """How much one layer may hold."""
 
     entries: int
     size_bytes: int
+
+
+class _NotThereError(Exception):
+    """No directory has that name."""
 
 
 class LayerBuilder:
@@ -73,6 +81,7 @@ class LayerBuilder:
         self._data = data
         self._limits = limits
         self._root = Place(_directory(), self._below_root)
+        self._root_listed = False
         self._known: dict[tuple[bytes, ...], Place] = {}
         """Where directories named in the tar really are, until something is replaced or hidden."""
         self._borrowed: list[Inode] = []
@@ -82,6 +91,16 @@ class LayerBuilder:
     def self_contained(self) -> bool:
         """Whether the result is right over any layers."""
         return not self._leans_on_lower and not any(p.implied for p in self._root.walk())
+
+    @property
+    def implied(self) -> list[str]:
+        """Directories no entry lists, as absolute paths: their attributes are those of below.
+
+        One that hides what is below is its own. One whose name is no UTF-8 is left out: no record
+        can say it.
+        """
+        root = [] if self._root_listed else ["/"]
+        return root + sorted(path for place in self._root.walk() if (path := _implied_at(place)))
 
     def add(self, member: tarfile.TarInfo, content: Readable | None) -> None:
         """Take one entry.
@@ -101,7 +120,7 @@ class LayerBuilder:
         if not parts:
             self._add_root(member)
         elif parts[-1].startswith(_WHITEOUT):
-            self._add_whiteout(self._place(parts[:-1]), parts[-1])
+            self._add_whiteout(parts[:-1], parts[-1])
         else:
             place = self._place(parts[:-1])
             _check_name(place, parts[-1])
@@ -134,10 +153,19 @@ class LayerBuilder:
         """Where a directory named in the tar really is, made if need be."""
         place = self._known.get(parts)
         if place is None:
-            place = self._known[parts] = self._walk(parts)
+            place = self._known[parts] = self._walk(parts, self._enter)
         return place
 
-    def _walk(self, parts: tuple[bytes, ...]) -> Place:
+    def _find(self, parts: tuple[bytes, ...]) -> Place | None:
+        """Likewise, but None where neither this layer nor one below has such a directory."""
+        if parts in self._known:
+            return self._known[parts]
+        try:
+            return self._walk(parts, self._visit)
+        except _NotThereError:
+            return None
+
+    def _walk(self, parts: tuple[bytes, ...], enter: Callable[[Place, bytes], Place]) -> Place:
         pending, hops, place = list(reversed(parts)), 0, self._root
         while pending:
             name = pending.pop()
@@ -146,7 +174,7 @@ class LayerBuilder:
                 continue
             target = self._symlink(place, name)
             if target is None:
-                place = self._enter(place, name)
+                place = enter(place, name)
                 continue
             hops += 1
             if hops > _MAX_HOPS:
@@ -173,6 +201,23 @@ class LayerBuilder:
         if not inode.is_dir:
             raise InvalidRequest(f"the archive puts a file into {show(name)}, not a directory")
         return place.enter(name)
+
+    def _visit(self, place: Place, name: bytes) -> Place:
+        """Go into a directory only if there may be something in it to hide."""
+        inode = place.inode.children.get(name)
+        if inode.is_dir if inode is not None else self._may_be_below(place, name):
+            return self._enter(place, name)
+        raise _NotThereError
+
+    def _may_be_below(self, place: Place, name: bytes) -> bool:
+        """Whether the layers below have such a directory; if they are not known, they may."""
+        if place.is_covered or place.opaque or name in place.hidden:
+            return False
+        if self._below() is None:
+            return True
+        self._leans_on_lower = True
+        found = place.look_below(name)
+        return found is not None and found.is_dir
 
     def _imply(self, place: Place, name: bytes) -> Place:
         """Make a directory no entry has listed so far, as it is below."""
@@ -205,18 +250,23 @@ class LayerBuilder:
 
     def _add_root(self, member: tarfile.TarInfo) -> None:
         if member.isdir():
+            self._root_listed = True
             _overwrite(self._root.inode, self._describe(member))
 
-    def _add_whiteout(self, place: Place, name: bytes) -> None:
+    def _add_whiteout(self, parts: tuple[bytes, ...], name: bytes) -> None:
+        """Hide something below. Where nothing can be, nothing is made for the mark's sake."""
         hidden = name.removeprefix(_WHITEOUT)
+        if hidden in (b"", b".", b".."):
+            raise InvalidRequest(f"the archive has a whiteout named {show(name)}")
+        if name.startswith(_META) and name != _OPAQUE:
+            return  # AUFS's own book-keeping
+        place = self._find(parts)
+        if place is None:
+            return
         if name == _OPAQUE:
             self._leans_on_lower |= place is self._root
             place.opaque = True
             place.cover()
-        elif name.startswith(_META):
-            return  # AUFS's own book-keeping
-        elif hidden in (b"", b".", b".."):
-            raise InvalidRequest(f"the archive has a whiteout named {show(name)}")
         else:
             _check_name(place, hidden)
             place.hide(hidden)
@@ -332,11 +382,21 @@ def _overwrite(directory: Inode, said: Inode) -> None:
     directory.xattrs = said.xattrs
 
 
+def _implied_at(place: Place) -> str:
+    """The path of a directory that is as below; empty if it is another one."""
+    if not place.implied or place.is_covered:
+        return ""
+    try:
+        return place.path.decode()
+    except UnicodeDecodeError:
+        return ""
+
+
 def _check_name(place: Place, name: bytes) -> None:
     """Refuse a name no path of the kernel could hold."""
     if len(name) > MAX_NAME_BYTES:
         raise InvalidRequest(f"a name of {len(name)} bytes is too long: {show(name)}")
-    if place.path_bytes + 1 + len(name) > MAX_PATH_BYTES:
+    if len(place.path) + 1 + len(name) > MAX_PATH_BYTES:
         raise InvalidRequest(f"the path of {show(name)} is longer than {MAX_PATH_BYTES} bytes")
     if place.depth >= _MAX_DEPTH:
         raise InvalidRequest(f"the archive has directories {place.depth + 1} deep")

@@ -22,8 +22,8 @@ class Place:
     """The directory it is in; None for the root."""
     depth: int = 0
     """Directories above it."""
-    path_bytes: int = 0
-    """Length of its path, with a leading slash."""
+    path: bytes = b""
+    """With a leading slash; the root's is empty."""
     implied: bool = False
     """No entry listed it: it was made for what is in it."""
     opaque: bool = False
@@ -33,6 +33,8 @@ class Place:
     """Directories in it that somebody went into."""
     seen: Inode | None = None
     """What `look` found."""
+    is_covered: bool = False
+    """Whatever the layers below have here, or had in its place, is hidden."""
 
     @property
     def below(self) -> Inode | None:
@@ -57,7 +59,8 @@ class Place:
                 functools.partial(self.look_below, name),
                 self,
                 self.depth + 1,
-                self.path_bytes + 1 + len(name),
+                b"%s/%s" % (self.path, name),
+                is_covered=self.is_covered or self.opaque or name in self.hidden,
             )
         return place
 
@@ -77,12 +80,14 @@ class Place:
         """Let nothing below show through under that name."""
         self.hidden[name] = None
         if name in self.places:
+            self.places[name].is_covered = True
             self.places[name].cover()
 
     def cover(self) -> None:
         """Let nothing below show through here and further down."""
         for place in self.walk():
             place.look = place.seen = None
+            place.is_covered |= place is not self
 
     def is_in(self, other: Place) -> bool:
         """Whether it is the other directory, or is somewhere in it."""

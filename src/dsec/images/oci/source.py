@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from dsec.base.digests import check_digest, digest_of
 from dsec.base.errors import InvalidRequest
 from dsec.images.names import ImageName
 from dsec.images.oci.archive import ArchiveKind, TarMembers, read_at
@@ -25,7 +26,7 @@ from dsec.images.oci.documents import (
     decode,
     pick_platform,
 )
-from dsec.images.records import ImageConfig, check_digest
+from dsec.images.records import ImageConfig
 
 _MAX_NESTING = 4
 
@@ -132,7 +133,7 @@ def document(blob: Blob, what: str) -> bytes:
         raise InvalidRequest(f"{what} is {blob.size} bytes; {MAX_DOCUMENT_BYTES} are allowed")
     with blob.path.open("rb") as file:
         data = read_at(file, blob.offset, blob.size)
-    found = f"sha256:{hashlib.sha256(data).hexdigest()}"
+    found = digest_of(data)
     if blob.digest and found != blob.digest:
         raise InvalidRequest(f"{what} is damaged: it hashes to {found}, not {blob.digest}")
     return data
@@ -219,7 +220,7 @@ def _read_saved(files: Files, architecture: str, wanted: ImageName) -> SourceIma
     blob = Blob(config_blob.path, config_blob.offset, config_blob.size, promised)
     config_data = document(blob, "the image's configuration")
     config = _read_config(config_data, architecture)
-    digest = f"sha256:{hashlib.sha256(config_data).hexdigest()}"
+    digest = digest_of(config_data)
     return _image(digest, config, [files.locate(layer) for layer in saved.layers])
 
 

@@ -12,9 +12,10 @@ from collections.abc import Sequence
 import msgspec
 from msgspec import Struct, field
 
+from dsec.base.digests import digest_of
 from dsec.base.errors import DataUnavailable
 from dsec.images.store.interface import BlobRef, DocumentKind
-from dsec.images.store.layout import check_name, digest_of
+from dsec.images.store.layout import check_name
 
 MANIFEST_TYPE = "application/vnd.oci.image.manifest.v1+json"
 MAX_MANIFEST_BYTES = 4 << 20

@@ -26,6 +26,7 @@ from dsec.base.errors import (
     StorageFull,
     Unavailable,
 )
+from dsec.images.disk import fsync_path
 from dsec.images.store import layout
 from dsec.images.store.deadlines import within
 from dsec.images.store.interface import BlobRef, DocumentKind, FoundBlob, nothing
@@ -275,7 +276,7 @@ def _append(path: Path, part: bytes) -> None:
 
 def _publish(temporary: Path, target: Path, root: Path) -> None:
     """Give a file its name once it is on the disk, and have the name there too."""
-    _sync(temporary)
+    fsync_path(temporary)
     temporary.replace(target)
     _sync_above(target, root)
 
@@ -286,7 +287,7 @@ def _publish_absent(temporary: Path, target: Path, root: Path) -> None:
     Raises:
         Conflict: there is one that says something else.
     """
-    _sync(temporary)
+    fsync_path(temporary)
     try:
         target.hardlink_to(temporary)  # unlike a rename, it replaces nothing
     except FileExistsError:
@@ -298,17 +299,9 @@ def _publish_absent(temporary: Path, target: Path, root: Path) -> None:
 
 def _sync_above(target: Path, root: Path) -> None:
     for directory in target.parents:
-        _sync(directory)
+        fsync_path(directory)
         if directory == root:
             return
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _remove_stale(incoming: Path, before: float) -> None:

@@ -13,6 +13,8 @@ from urllib.parse import quote, unquote
 import msgspec
 from msgspec import Struct
 
+from dsec.base.digests import digest_of as digest_of
+from dsec.base.digests import hex_of as hex_of
 from dsec.base.errors import DataUnavailable, InvalidRequest, PayloadTooLarge
 from dsec.images.store.interface import MAX_DOCUMENT_BYTES, DocumentKind
 
@@ -21,7 +23,6 @@ HEADER_BYTES = 4096
 """A header is never longer: 512 bytes of name, each at most six characters of JSON."""
 _QUOTED_LENGTH = 200
 """Of a file's name; file systems take 255."""
-_DIGEST = re.compile(r"sha256:([0-9a-f]{64})")
 _BLOB_KEY = re.compile(r"blobs/sha256/([0-9a-f]{2})/(\1[0-9a-f]{62})")
 _HASHED = "="
 """Begins a hashed name; quoting never leaves it in a quoted one."""
@@ -34,22 +35,6 @@ class Header(Struct, frozen=True, forbid_unknown_fields=True):
     name: str
     digest: str
     """Of the body."""
-
-
-def hex_of(digest: str) -> str:
-    """The 64 digits of a digest.
-
-    Raises:
-        InvalidRequest: it is none.
-    """
-    if not (found := _DIGEST.fullmatch(digest)):
-        raise InvalidRequest(f"{digest[:100]!r} is not a digest: sha256: and 64 hex digits")
-    return found[1]
-
-
-def digest_of(data: bytes) -> str:
-    """The digest of some bytes."""
-    return f"sha256:{hashlib.sha256(data).hexdigest()}"
 
 
 def blob_key(digest: str) -> str:

@@ -20,7 +20,14 @@ from obstore.exceptions import (
     UnauthenticatedError,
 )
 
-from dsec.base.errors import Conflict, DsecError, NotFound, PermissionDenied, StorageFull, Unavailable
+from dsec.base.errors import (
+    Conflict,
+    DsecError,
+    NotFound,
+    PermissionDenied,
+    StorageFull,
+    Unavailable,
+)
 from dsec.images.store import layout
 from dsec.images.store.deadlines import persevere, while_it_moves, within
 from dsec.images.store.interface import (

@@ -12,9 +12,9 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+from dsec.base.digests import hex_of
 from dsec.base.errors import InvalidRequest
 from dsec.images.store.interface import nothing
-from dsec.images.store.layout import hex_of
 from dsec.kit.blocking import in_thread
 
 MAX_PARTS = 9_000

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import random
 import stat
+from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -150,3 +152,73 @@ def test_deep_layers() -> None:
     for _ in range(3000):
         inode.children[b"d"] = inode = directory()
     assert describe(merge([deep, deep], keep_whiteouts=True)) == describe(deep)
+
+
+# -- links to files of lower trees ---------------------------------------------------------------
+
+
+def file(device: int = 0, **fields: Any) -> Inode:
+    return Inode(FILE, size=BLOCK, mtime_ns=7, extents=[Extent(device, 3, 1)], **fields)
+
+
+def over(devices: list[int], **children: Inode) -> Tree:
+    made = tree(**children)
+    made.devices = [DEVICES[number] for number in devices]
+    return made
+
+
+def groups(root: Inode) -> list[list[bytes]]:
+    """Names of each inode."""
+    found: dict[Inode, list[bytes]] = {}
+    for name, inode in sorted(root.children.items()):
+        found.setdefault(inode, []).append(name)
+    return list(found.values())
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_a_link_to_a_file_below_is_that_file(keep: bool) -> None:
+    old, copy, again = file(), file(device=1), file(device=0)
+    layers = [
+        over([0], a=old, b=old),
+        over([2, 0], b=copy, c=copy),
+        over([0], c=again, d=again),
+    ]
+    root = merge(layers, keep_whiteouts=keep).root
+    assert groups(root) == [[b"a", b"b", b"c", b"d"]]
+    assert root.children[b"d"].extents == [Extent(0, 3, 1)]
+
+
+def test_a_link_is_found_though_the_name_it_was_made_from_has_gone() -> None:
+    old, copy = file(), file()
+    layers = [over([0], a=old, b=old), over([0], b=copy, c=copy), tree(b=whiteout())]
+    assert groups(merge(layers, keep_whiteouts=False).root) == [[b"a", b"c"]]
+
+
+def test_a_link_to_a_file_of_which_no_other_name_is_left() -> None:
+    old, copy = file(), file()
+    layers = [over([0], a=old), over([0], a=copy, c=copy), tree(a=Inode(FILE))]
+    assert groups(merge(layers, keep_whiteouts=False).root) == [[b"a"], [b"c"]]
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{"uid": 1}, {"mtime_ns": 8}, {"xattrs": {b"user.a": b""}}, {"mode": FILE | 0o111}],
+)
+def test_what_differs_is_another_file(changed: dict[str, Any]) -> None:
+    old, other = file(), file()
+    for name, value in changed.items():
+        setattr(other, name, value)
+    layers = [over([0], a=old, b=old), over([0], a=other, c=other)]
+    assert groups(merge(layers, keep_whiteouts=False).root) == [[b"a", b"c"], [b"b"]]
+
+
+def test_equal_content_is_no_link() -> None:
+    """Of two layers with the same data, each name is a file of its own."""
+    layers = [over([0], a=file()), over([0], b=file())]
+    assert groups(merge(layers, keep_whiteouts=False).root) == [[b"a"], [b"b"]]
+
+
+def test_two_equal_files_below_are_told_apart() -> None:
+    copy = file()
+    layers = [over([0], a=file(), b=file()), over([0], b=copy, c=copy)]
+    assert groups(merge(layers, keep_whiteouts=False).root) == [[b"a"], [b"b", b"c"]]

@@ -5,10 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import anyio
+import anyio.lowlevel
 import pytest
 
 from dsec.base.errors import DataUnavailable, NotFound, StorageFull, Unavailable
-from dsec.wire.filler import Prefetch
+from dsec.images.lazy.planning import SLICE
+from dsec.wire.filler import DataEvent, Prefetch
 from tests.unit.images.lazy.bench import (
     CHUNK,
     Bench,
@@ -213,6 +215,18 @@ async def test_who_waits_comes_before_a_prefetch(tmp_path: Path) -> None:
     assert len(offsets) == len(set(offsets)) == 16, "nothing is fetched twice"
 
 
+async def test_others_have_their_turns_while_a_prefetch_is_taken_in(tmp_path: Path) -> None:
+    count = 8 * SLICE
+    bench = Bench(tmp_path, device := sample(count, zeros=tuple(range(1, count))))
+    async with bench.running() as filler:
+        filler.prefetch(Prefetch(digest=device.digest, spans=[(0, count)] * count))
+        seen: set[int] = set()
+        while (present := filler.status().data[0].present_bytes) < count * CHUNK:
+            seen.add(present)
+            await anyio.lowlevel.checkpoint()
+    assert len(seen) > 4, "it took everything in at once"
+
+
 async def test_prefetching_what_is_not_open(tmp_path: Path) -> None:
     bench = Bench(tmp_path, device := sample(4))
     async with bench.running(opened=False) as filler:
@@ -225,6 +239,82 @@ async def test_ensure_says_when_it_cannot_keep(tmp_path: Path) -> None:
     async with bench.running():
         with pytest.raises(StorageFull):
             await bench.reader().ensure(0, 9 * CHUNK)
+
+
+async def test_a_full_cache_is_said_and_so_is_that_there_is_room_again(tmp_path: Path) -> None:
+    one, other = sample(8, seed=1), sample(8, seed=2)
+    bench = Bench(
+        tmp_path, one, other, budget_bytes=9 * CHUNK, front="fanotify", probe_every_s=0.05
+    )
+    heard: list[DataEvent] = []
+    async with bench.running() as filler, anyio.create_task_group() as group:
+
+        async def listen() -> None:
+            async for event in filler.events():
+                heard.append(event)  # noqa: PERF401 - it is looked at meanwhile
+
+        group.start_soon(listen)
+        await bench.reader(one).ensure(0, 8 * CHUNK)
+        with pytest.raises(StorageFull, match="raise cache_mb"):
+            await bench.reader(other).ensure(0, CHUNK)
+        await until(lambda: len(heard) == 1)
+        status = filler.status().data[1]
+        assert status.failing
+        assert "cache_mb" in status.last_error
+        with pytest.raises(StorageFull):
+            await bench.reader(other).ensure(4 * CHUNK, CHUNK)
+        await filler.close(one.digest)
+        await until(lambda: len(heard) == 2)
+        await bench.reader(other).ensure(0, 8 * CHUNK)
+        group.cancel_scope.cancel()
+    assert [(each.digest, each.failing) for each in heard] == [
+        (other.digest, True),
+        (other.digest, False),
+    ]
+    assert heard[0].code == StorageFull.code
+    assert "cache is full" in heard[0].message
+    assert "raise cache_mb" in heard[0].message
+
+
+async def test_a_device_that_is_closed_fails_nobody_any_more(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, device := sample(8), attempts=1)
+    bench.store.fails = Unavailable("dead")
+    heard: list[DataEvent] = []
+    async with bench.running() as filler, anyio.create_task_group() as group:
+
+        async def listen() -> None:
+            async for event in filler.events():
+                heard.append(event)  # noqa: PERF401 - it is looked at meanwhile
+
+        group.start_soon(listen)
+        await anyio.wait_all_tasks_blocked()
+        with pytest.raises(DataUnavailable):
+            await bench.reader().read(0, CHUNK)
+        await filler.close(device.digest)
+        await until(lambda: len(heard) == 2)
+        group.cancel_scope.cancel()
+    assert [(each.failing, each.code) for each in heard] == [
+        (True, DataUnavailable.code),
+        (False, DataUnavailable.code),
+    ]
+
+
+async def test_opening_waits_for_a_close_that_is_under_way(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, device := sample(4))
+    bench.store.hangs = True
+    async with bench.running() as filler, anyio.create_task_group() as group:
+        await filler._lock.acquire()  # so that both wait, and the close comes first
+        group.start_soon(filler.close, device.digest)
+        await anyio.wait_all_tasks_blocked()
+        before = bench.reader()
+        with filler._budget._devices[device.digest].groups.pin(0, 1):  # somebody still reads
+            group.start_soon(filler.open, device.request(tmp_path))
+            await anyio.wait_all_tasks_blocked()
+            filler._lock.release()
+            await anyio.wait_all_tasks_blocked()
+            assert bench.front.readers == {}, "its files are not closed yet"
+        await until(lambda: bool(bench.front.readers))
+        assert bench.reader() is not before
 
 
 async def test_closing_waits_for_readers_and_gives_up_fetches(tmp_path: Path) -> None:

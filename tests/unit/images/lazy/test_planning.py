@@ -9,9 +9,18 @@ import anyio.lowlevel
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from typing_extensions import override
 
 from dsec.images.lazy.groups import Groups
-from dsec.images.lazy.planning import first_wanted_first, plan_ranges, runs, window
+from dsec.images.lazy.planning import (
+    MOST_CHUNKS,
+    SLICE,
+    first_wanted_first,
+    plan_ranges,
+    runs,
+    wanted_once,
+    window,
+)
 from dsec.images.lazy.slots import Slots, Turn
 
 
@@ -59,6 +68,42 @@ def test_order_of_ranges() -> None:
     ranges = plan_ranges([0, 1, 5, 9], Table([10] * 10), 0, 100)
     ordered = first_wanted_first(ranges, [9, 1, 5, 0])
     assert [each.chunks for each in ordered] == [(9,), (0, 1), (5,)]
+
+
+def test_a_range_is_bounded_however_well_its_chunks_compress() -> None:
+    count = 3 * MOST_CHUNKS + 1
+    ranges = plan_ranges(range(count), Tiny(count), 0, 1 << 20)
+    assert [len(each.chunks) for each in ranges] == [MOST_CHUNKS] * 3 + [1]
+    assert sum(each.length for each in ranges) == count
+
+
+class Tiny(Table):
+    """One byte each."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__([1] * count)
+
+    @override
+    def stored_span(self, chunk: int) -> tuple[int, int]:
+        return chunk, 1
+
+
+@given(
+    spans=st.lists(st.tuples(st.integers(-9, 40), st.integers(-3, 40)), max_size=30),
+    count=st.integers(1, 30),
+)
+def test_what_is_wanted_is_said_once_and_in_order(spans: list[tuple[int, int]], count: int) -> None:
+    wanted = [chunk for part in wanted_once(spans, count) for chunk in part]
+    plainly = (c for first, n in spans[:count] for c in range(max(0, first), first + n))
+    assert wanted == list(dict.fromkeys(chunk for chunk in plainly if chunk < count))
+
+
+def test_a_trace_of_the_whole_device_over_and_over_is_a_few_slices() -> None:
+    count = 10_000
+    parts = list(wanted_once([(0, 1 << 60)] * 1_000_000, count))
+    assert [chunk for part in parts for chunk in part] == list(range(count))
+    assert len(parts) <= 2 * count // SLICE + 1
+    assert max(map(len, parts)) <= SLICE
 
 
 def test_windows_are_aligned_and_end_with_the_device() -> None:

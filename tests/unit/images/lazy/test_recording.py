@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
 import anyio
 import pytest
 
-from dsec.base.errors import Conflict, InvalidRequest, NotFound, Unsupported
+from dsec.base.errors import Conflict, InvalidRequest, NotFound, StorageFull, Unsupported
+from dsec.images.lazy.opened import OpenList, write_list
 from dsec.wire.filler import ReadSpan, StartRecording
 from tests.unit.images.lazy.bench import CHUNK, Bench, Sample, chunk_of, read_chunk, sample, until
 
@@ -123,3 +125,53 @@ async def test_what_cannot_be_shown_leaves_nothing_behind(tmp_path: Path) -> Non
         assert set(bench.front.readers) == {one.digest[7:], two.digest[7:]}
         await filler.close(one.digest)
         assert [each.digest for each in filler.status().data] == [two.digest]
+
+
+class FullDisk:
+    """Where the list of what is open is written; full when told so."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.full = False
+        monkeypatch.setattr("dsec.images.lazy.filler.write_list", self._write)
+
+    def _write(self, file: Path, opened: OpenList) -> None:
+        if self.full:
+            raise OSError(errno.ENOSPC, "full", str(file))
+        write_list(file, opened)
+
+
+async def test_a_full_run_directory_keeps_nothing_open_and_nothing_shut(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench, disk = Bench(tmp_path, device := sample(4)), FullDisk(monkeypatch)
+    async with bench.running() as filler:
+        await filler.start_recording(StartRecording(recording="boot", digests=[device.digest]))
+        disk.full = True
+        await filler.close(device.digest)
+        await filler.end_recording("boot")
+        assert bench.front.readers == {}
+        assert filler.status().data == []
+        with anyio.fail_after(60), pytest.raises(StorageFull):
+            await filler.open(device.request(tmp_path))
+        assert bench.front.readers == {}
+        disk.full = False
+        with anyio.fail_after(60):
+            await filler.open(device.request(tmp_path))
+        assert await bench.reader().read(0, CHUNK) == chunk_of(device, 0)
+
+
+async def test_a_recording_that_cannot_be_written_down_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench, disk = Bench(tmp_path, device := sample(4)), FullDisk(monkeypatch)
+    wanted = StartRecording(recording="boot", digests=[device.digest])
+    async with bench.running() as filler:
+        disk.full = True
+        with pytest.raises(StorageFull):
+            await filler.start_recording(wanted)
+        assert set(bench.front.readers) == {device.digest[7:]}
+        with pytest.raises(NotFound):
+            filler.recording("boot")
+        disk.full = False
+        await filler.start_recording(wanted)
+        assert filler.recording("boot").spans == []

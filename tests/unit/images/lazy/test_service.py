@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import socket
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 import pytest
 from msgspec.structs import replace
 
@@ -18,12 +19,13 @@ from dsec.base.errors import (
     DataUnavailable,
     InvalidRequest,
     NotFound,
+    PayloadTooLarge,
     Unavailable,
 )
 from dsec.images.lazy.client import FillerClient
 from dsec.images.lazy.worker import work
 from dsec.wire.filler import DataEvent, Prefetch, ReadSpan, StartRecording
-from tests.unit.images.lazy.bench import CHUNK, Bench, chunk_of, sample, until
+from tests.unit.images.lazy.bench import CHUNK, Bench, Sample, chunk_of, sample, until
 
 pytestmark = pytest.mark.anyio
 NOWHERE = f"sha256:{'0' * 64}"
@@ -124,6 +126,52 @@ async def test_events_come_as_they_happen(tmp_path: Path) -> None:
         (device.digest, True),
         (device.digest, False),
     ]
+
+
+async def test_it_answers_while_a_hundred_devices_fail(tmp_path: Path) -> None:
+    devices = [sample(4, seed=seed) for seed in range(100)]
+    bench = Bench(tmp_path, *devices, attempts=1, probe_every_s=0.01, retry_after_s=0.01)
+    bench.store.fails = Unavailable("dead")
+    failing: set[str] = set()
+    ends = anyio.Event()
+
+    async def read_on(device: Sample) -> None:
+        reader = bench.reader(device)
+        while not ends.is_set():
+            with suppress(DataUnavailable):
+                await reader.read(0, CHUNK)
+            await anyio.lowlevel.checkpoint()
+
+    async with served(bench) as client, anyio.create_task_group() as group:
+        for device in devices:
+            await client.open(device.request(tmp_path))
+            group.start_soon(read_on, device)
+        with anyio.fail_after(60):
+            async for event in client.events():
+                failing.add(event.digest)
+                if len(failing) == len(devices):
+                    break
+            assert sum(each.failing for each in (await client.status()).data) == len(devices)
+            again = 0
+            async for _ in client.events():  # all that fail come first
+                again += 1
+                if again == len(devices):
+                    break
+        ends.set()
+
+
+async def test_a_trace_of_any_length_is_taken(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, device := sample(8))
+    spans = [(0, 1)] * 20_000 + [(4, 1)]
+    async with served(bench) as client:
+        await client.open(device.request(tmp_path))
+        await client.prefetch(Prefetch(digest=device.digest, spans=spans))
+        await until(lambda: len(bench.store.requests) == 1)
+        # Of a long list of a small device the rest says nothing new; its end came in a list of its own.
+        whole = Prefetch(digest=device.digest, spans=[(2**63, 2**63)] * 20_000)
+        await client.prefetch(whole)
+        with pytest.raises(PayloadTooLarge):
+            await client._call("POST", "/v1/prefetch", whole)
 
 
 async def test_shutting_down_ends_the_work(tmp_path: Path) -> None:

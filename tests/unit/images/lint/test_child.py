@@ -7,19 +7,29 @@ import sys
 from pathlib import Path
 
 import anyio
+import msgspec
 import pytest
 from msgspec import structs
 
-from dsec.base.errors import DataUnavailable, DeadlineExceeded, InternalError, InvalidRequest
+from dsec.base.errors import (
+    DataUnavailable,
+    DeadlineExceeded,
+    InternalError,
+    InvalidRequest,
+    PayloadTooLarge,
+)
+from dsec.images.children import Refused
 from dsec.images.erofs.data import DataWriter
+from dsec.images.erofs.read import read_image
 from dsec.images.erofs.scan import scan
 from dsec.images.erofs.write import write_image
 from dsec.images.lint import run
-from dsec.images.lint.child import JobPart, LintJob
+from dsec.images.lint.child import Job, JobPart, Linted, LintJob, Said, TraceJob
 from dsec.images.lint.indexes import Indexes
 from dsec.images.records import ImageConfig
 from dsec.linux.process import run_async
-from dsec.wire.public_v1 import LintReport, LintRequest, LintRule
+from dsec.wire.filler import ReadSpan, Recording
+from dsec.wire.public_v1 import EnvironmentRef, LintReport, LintRequest, LintRule
 from tests.unit.images.lint.build import GROUP, KEY, PASSWD
 
 pytestmark = pytest.mark.anyio
@@ -151,10 +161,64 @@ async def test_cancelling_ends_it(tmp_path: Path) -> None:
     assert scope.cancelled_caught
 
 
+async def in_child(job: Job, before: str) -> Said:
+    """What the child says after some code of ours."""
+    code = f"import os, sys; from dsec.images.lint import child; {before}; sys.exit(child.main([]))"
+    argv = [sys.executable, "-c", code]
+    done = await run_async(argv, stdin=msgspec.json.encode(job), timeout_s=60)
+    return msgspec.json.decode(done.stdout, type=Said)
+
+
+async def test_more_memory_than_it_may_have_is_refused(tmp_path: Path) -> None:
+    status = b"Package: x\nStatus: install ok installed\n\n" + bytes(32 << 20)
+    image = part(tmp_path, "image", {"var/lib/dpkg/status": status})
+    vm = "int(open('/proc/self/statm').read().split()[0]) * os.sysconf('SC_PAGE_SIZE')"
+    little = f"child.BOUNDS = child.Bounds(memory_bytes={vm} + (24 << 20))"
+    said = await in_child(job(image), little)
+    assert isinstance(said, Refused)
+    assert isinstance(said.error(), PayloadTooLarge)
+    assert isinstance(await in_child(job(image), "pass"), Linted)
+
+
 @pytest.mark.needs_root
-async def test_it_becomes_nobody() -> None:
-    says = "import os; print(os.getresuid(), os.getresgid(), os.getgroups())"
-    code = f"from dsec.images.children import become_nobody; become_nobody(); {says}"
-    done = await run_async([sys.executable, "-c", code], timeout_s=60)
-    nobody = (65534, 65534, 65534)
-    assert done.stdout.decode().strip() == f"{nobody} {nobody} []"
+async def test_metadata_is_read_by_nobody(tmp_path: Path, image: JobPart) -> None:
+    os.chmod(tmp_path, 0o700)  # noqa: PTH101 - pathlib is for blocking code
+    os.chmod(image.meta, 0o600)  # noqa: PTH101
+    fail = "raise child.InternalError(str(os.getresuid()))"
+    spy = f"exec('def spy(file, name): {fail}'); child.read_opened = spy"
+    assert await in_child(job(image), spy) == Refused("internal_error", str((65534,) * 3))
+    assert isinstance(await in_child(job(image), "pass"), Linted)
+
+
+def trace_job(*parts: JobPart) -> TraceJob:
+    digests = [d.digest for p in parts for d in read_image(Path(p.meta)).devices]
+    recording = Recording(
+        recording="r",
+        digests=digests,
+        chunk_bytes=4096,
+        started_at=1.0,
+        spans=[ReadSpan(7, 0, 0, 2)],
+    )
+    return TraceJob(
+        environment=EnvironmentRef(image="i"),
+        parts=[structs.replace(p, devices=[]) for p in parts],
+        trace="t",
+        recorded_at=5.0,
+        recording=recording,
+    )
+
+
+async def test_a_recording_is_told_by_files(tmp_path: Path) -> None:
+    image = part(tmp_path, "image", {"app/main.py": b"x" * 10_000})
+    view = await run.run_view(trace_job(image))
+    assert [(f.path, f.layer, f.read_bytes) for f in view.files] == [
+        ("/app/main.py", "image", 8192)
+    ]
+    assert (view.trace, view.recorded_at, view.read_bytes) == ("t", 5.0, 8192)
+
+
+async def test_a_recording_over_damaged_metadata_is_refused(image: JobPart) -> None:
+    asked = trace_job(image)
+    os.truncate(image.meta, 100)
+    with pytest.raises(InternalError, match="is damaged"):
+        await run.run_view(asked)

@@ -9,7 +9,7 @@ PAGE = Path(__file__).resolve().parents[4] / "docs/reference/lint-rules.md"
 
 
 def test_the_page_is_made_of_the_rules() -> None:
-    assert PAGE.read_text() == reference(), "python -m dsec.images.lint.reference > the page"
+    assert PAGE.read_text() == reference(), "./dev gen"
 
 
 def test_ids_are_unique_and_all_is_said() -> None:

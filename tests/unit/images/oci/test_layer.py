@@ -307,6 +307,63 @@ def test_an_opaque_root_hides_each_name_below(upper: Layer, below: Layer) -> Non
     assert not upper.tree.root.is_opaque
 
 
+MARKS = ["f/.wh.x", "f/.wh..wh..opq", "f/d/.wh.x", "f/.wh..wh.plnk"]
+
+
+@pytest.mark.parametrize("mark", MARKS)
+def test_below_a_file_there_is_nothing_to_hide(layer: Layer, mark: str) -> None:
+    layer.add("f", content=b"mine").add(mark)
+    assert layer.read("f") == b"mine"
+    assert layer.names() == ["f"]
+    assert layer.builder.self_contained
+
+
+@pytest.mark.parametrize("mark", MARKS)
+@pytest.mark.parametrize("kind", [tarfile.REGTYPE, tarfile.FIFOTYPE, None])
+def test_below_a_file_of_a_lower_layer_there_is_nothing_to_hide(
+    upper: Layer, below: Layer, mark: str, kind: bytes | None
+) -> None:
+    below.dirs("other")
+    if kind is not None:
+        below.add("f", kind)
+    upper.add(mark)
+    assert upper.names() == []
+
+
+def test_what_hides_nothing_here_may_hide_something_elsewhere(upper: Layer, below: Layer) -> None:
+    below.add("f")
+    upper.add("f/.wh.x")
+    assert not upper.builder.self_contained
+
+
+def test_a_directory_that_becomes_a_file_after_its_names_went(upper: Layer, below: Layer) -> None:
+    below.dirs("f").add("f/x")
+    upper.add("f/.wh.x").add("f", content=b"now")
+    assert upper.read("f") == b"now"
+    assert upper.names() == ["f"]
+
+
+def test_a_mark_through_a_link_that_leads_nowhere(upper: Layer, below: Layer) -> None:
+    below.symlink("l", "nowhere/at/all")
+    upper.add("l/.wh.x").add("l/.wh..wh..opq")
+    assert upper.names() == []
+
+
+def test_what_is_hidden_already_is_hidden_once(upper: Layer, below: Layer) -> None:
+    below.dirs("d", "d/e", "o", "o/p")
+    upper.add(".wh.d").add("d/.wh.x").add("d/e/.wh.x")
+    upper.dirs("o").add("o/.wh..wh..opq").add("o/p/.wh.x")
+    assert upper.names() == ["d", "o"]
+    assert upper.at("d").is_whiteout
+
+
+def test_over_layers_that_are_not_known_marks_are_kept(layer: Layer) -> None:
+    layer.add("d/.wh.x").add("e/.wh..wh..opq").add(".wh.gone").add("gone/.wh.x")
+    assert layer.names() == ["d", "d/x", "e", "gone"]
+    assert layer.at("e").is_opaque
+    assert layer.at("gone").is_whiteout
+
+
 @pytest.mark.parametrize("name", [".wh.", ".wh..", ".wh..."])
 def test_whiteouts_of_nothing(layer: Layer, name: str) -> None:
     with pytest.raises(InvalidRequest):
@@ -415,6 +472,25 @@ def test_layers_below_are_read_only_if_needed(upper: Layer, below: Layer) -> Non
     assert upper.builder.self_contained
     assert upper.names()
     assert upper.looked == 0
+
+
+def test_directories_left_to_those_below_are_told(layer: Layer) -> None:
+    layer.add("a/b/f").dirs("c").add("c/d/f").add("e/f").dirs("e").add("g/.wh.x")
+    assert layer.builder.implied == ["/", "/a", "/a/b", "/c/d", "/g"]
+    layer.dirs(".", "a")
+    assert layer.builder.implied == ["/a/b", "/c/d", "/g"]
+
+
+def test_a_directory_that_hides_what_is_below_is_its_own(layer: Layer) -> None:
+    layer.dirs(".").add("a/f").add(".wh.a").add(".wh.b").add("b/c/f")
+    layer.add("d/e/f").add("d/.wh..wh..opq").add("d/g/f").add("h").dirs("h").add("h/i/f")
+    assert layer.builder.implied == ["/d"]  # what is in it is hidden, it is not
+
+
+def test_a_directory_whose_name_no_record_can_say(layer: Layer) -> None:
+    layer.dirs(".").add(os.fsdecode(b"\xff/f"))
+    assert layer.builder.implied == []
+    assert not layer.builder.self_contained
 
 
 # -- limits ------------------------------------------------------------------------------------

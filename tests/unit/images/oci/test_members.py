@@ -12,7 +12,7 @@ from dsec.base.errors import InvalidRequest
 from dsec.images.oci.members import members
 from dsec.images.oci.sparse import map_of
 from dsec.images.oci.stream import TarStream
-from tests.unit.images.oci.tars import Tar
+from tests.tars import Tar
 
 
 def read(data: bytes, *, need_end: bool = True) -> dict[str, bytes | None]:

@@ -290,6 +290,16 @@ async def test_pages_of_tags(registry: Registry, store: RegistryStore) -> None:
     assert sorted(found) == sorted(f"name of {tag}" for tag in tags)
 
 
+async def test_a_list_of_tags_without_an_end(
+    registry: Registry, store: RegistryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dsec.images.store.registry._MAX_PAGES", 3)
+    registry.pages = [([artifacts.tag_of("image", "x")], "/v2/team/envs/tags/list?page=0")]
+    with pytest.raises(Unavailable, match="without an end"):
+        [name async for name in store.list_documents("image")]
+    assert sum(each.path.endswith("/tags/list") for each in registry.asked) == 3
+
+
 async def test_a_registry_that_deletes_nothing(registry: Registry, store: RegistryStore) -> None:
     with pytest.raises(Unsupported):
         await store.delete_document("image", "x")
