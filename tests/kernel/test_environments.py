@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tarfile
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
@@ -9,9 +10,11 @@ import anyio
 import pytest
 
 from dsec.base.errors import Conflict, DataUnavailable, InvalidRequest, NotFound, Unavailable
+from dsec.images.oci.layer import MAX_IMPLIED
 from dsec.images.service import finish
 from dsec.wire.public_v1 import EnvironmentRef
 from tests.kernel.nodes import MIB, Node, imported, noise, published, read_all, seen, tar_of
+from tests.tars import Tar
 
 pytestmark = [pytest.mark.needs_root]
 
@@ -111,6 +114,44 @@ async def test_a_node_goes_on_with_what_an_earlier_edge_mounted(
         assert (layers[-1] / "usr/bin/tool").read_bytes() == IMAGE["usr/bin/tool"]
         await images.environments.release("s1")
         await images.environments.release("s2")
+
+
+async def test_directories_left_to_those_below_are_found_there(node: Callable[[str], Node]) -> None:
+    image = Tar().add("tmp", tarfile.DIRTYPE, mode=0o1777).add("file").dirs("opaque")
+    for name in ("home", "said", "removed", "opaque/in", "plain"):
+        image.add(name, tarfile.DIRTYPE, uid=1000, gid=100, mode=0o2750)
+    work = Tar().dirs("plain").add("said", tarfile.DIRTYPE, uid=7).add(".wh.removed")
+    work.dirs("opaque").add("opaque/.wh..wh..opq").add("tmp/f")
+    names = ["tmp", "home", "said", "removed", "opaque/in", "plain", "file", "new"]
+    kit = tar_of({f"{name}/kit/f": b"" for name in names})
+    async with node("one").running() as images:
+        await imported(images, "base", image.data())
+        await published(images, "workspace", "work:v1", work.data())
+        await published(images, "toolkit", "kit:v1", kit)
+        wanted = EnvironmentRef(image="base", workspace="work", toolkits=["kit"])
+        environment = await images.environments.compose(wanted)
+        layers = await images.environments.mount(environment, "s1")
+        found = await images.environments.mends(environment, layers)
+        assert {(mend.path, mend.mode, mend.uid, mend.gid) for mend in found} == {
+            ("/home", 0o2750, 1000, 100),
+            ("/said", 0o755, 7, 0),
+            ("/tmp", 0o1777, 0, 0),
+        }
+        alone = await images.environments.compose(EnvironmentRef(image="base"))
+        assert await images.environments.mends(alone, layers[-1:]) == []
+        await images.environments.release("s1")
+
+
+async def test_a_layer_that_leaves_too_much_to_others_is_refused(
+    node: Callable[[str], Node],
+) -> None:
+    async with node("one").running() as images:
+        fits = {f"d{number}/f": b"" for number in range(MAX_IMPLIED - 1)}  # and the root
+        await published(images, "toolkit", "fits:v1", tar_of(fits))
+        with pytest.raises(InvalidRequest, match="does not list"):
+            await published(images, "toolkit", "more:v1", tar_of(fits | {"one/more": b""}))
+        with pytest.raises(NotFound):
+            await images.layer("toolkit", "more:v1")
 
 
 @pytest.mark.usefixtures("publisher")

@@ -514,6 +514,41 @@ def test_layers_are_stacked_topmost_first(node: Node, launcher: Launcher, layers
     end(box, launcher, node)
 
 
+def test_directories_are_mended_before_anything_runs(
+    node: Node, launcher: Launcher, layers: Layers
+) -> None:
+    def change(tree: Path) -> None:
+        for name in ("mended/deeper", "tmp", "untouched", "dev/pts"):
+            (tree / name).mkdir(parents=True)
+        (tree / "file").touch()
+        (tree / "link").symlink_to("untouched")
+
+    mends = [("/", 0o711, 0, 0), ("/tmp", 0o1777, 0, 0), ("/mended/deeper", 0o2750, 1000, 70_000)]
+    mends += [(path, 0o777, 5, 5) for path in ("/file", "/link", "/link/x", "/none", "/dev/pts")]
+    spec = node.spec(layers=[str(layers.make(change))], mends=mends)
+    box = Box(spec, launcher.launch(spec))
+    found = {
+        path: attributes(Path(f"/proc/{box.pid}/root{path}"), spec.uid_base)
+        for path in ("/", "/tmp", "/mended", "/mended/deeper", "/untouched", "/file", "/dev/pts")
+    }
+    assert found.pop("/dev/pts") == ("755", 0, 0)  # the sandbox's own, not the image's
+    assert found == {
+        "/": ("711", 0, 0),
+        "/tmp": ("1777", 0, 0),
+        "/mended": ("755", 0, 0),
+        "/mended/deeper": ("2750", 1000, 65534),
+        "/untouched": ("755", 0, 0),
+        "/file": ("644", 0, 0),
+    }
+    end(box, launcher, node)
+
+
+def attributes(path: Path, base: int) -> tuple[str, int, int]:
+    """Mode, uid and gid inside."""
+    found = path.stat()
+    return f"{stat.S_IMODE(found.st_mode):o}", found.st_uid - base, found.st_gid - base
+
+
 # What it cannot do
 
 
@@ -589,15 +624,17 @@ def steps_of(micros: dict[str, int]) -> list[str]:
 
 def test_every_step_can_fail_and_leaves_nothing(node: Node, aether_that_fails: Path) -> None:
     launcher = Launcher(aether_that_fails)
-    spec = node.spec()
+    mends = [("/bin", 0o700, 0, 0)]
+    spec = node.spec(mends=mends)
     box = Box(spec, launcher.launch(spec))
     end(box, launcher, node)
     assert launcher.close() == 0
     steps = steps_of(box.micros)
     assert len(steps) > 25
+    assert "mend directory" in steps
     for step in steps:
         launcher = Launcher(aether_that_fails, AETHER_FAIL_AT=step)
-        spec = node.spec()
+        spec = node.spec(mends=mends)
         reply = launcher.launch(spec)
         assert (reply.pid, reply.step, reply.errno) == (0, step, 5), reply
         assert step in reply.message

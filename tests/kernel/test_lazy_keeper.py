@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import closing, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
@@ -19,14 +19,10 @@ import anyio.to_thread
 import msgspec
 import pytest
 
-from dsec.base.errors import Conflict, InternalError, Unavailable, Unsupported
-from dsec.images.lazy import keeper
+from dsec.base.errors import Conflict, Unavailable, Unsupported
 from dsec.images.lazy.config import FillerConfig, FrontName
-from dsec.images.lazy.handed import Handed
 from dsec.images.lazy.holder import Holder, is_held, read_holder
-from dsec.images.lazy.keeper import Restarts, bound_log
 from dsec.images.lazy.places import Places
-from dsec.images.lazy.pulse import Pulse, beat, longest_silence_s
 from dsec.images.lazy.starting import ensure_filler
 from dsec.linux import mounts, pidfd
 from tests.kernel.erofs_over import Image, make_image, mounted, outcome, start_reader
@@ -560,108 +556,3 @@ async def test_in_the_foreground_it_ends_on_sigterm_and_leaves_nothing(filler: F
     assert await aside(lambda: process.wait(60)) == 0
     assert not runs(worker)
     assert not mounts.is_mounted(filler.places.data)
-
-
-# -- parts -------------------------------------------------------------------------------------
-
-
-def test_a_worker_is_lost_when_it_beats_no_more_and_not_before_it_began() -> None:
-    clock = StoppedClock()
-    pulse = Pulse(longest_silence_s(45.0), clock)
-    with closing(pulse):
-        assert [lost_after(pulse, clock, 1.0) for _ in range(119)] == [False] * 119, "it starts"
-        os.write(pulse.beating, b"..")
-        assert not lost_after(pulse, clock, 1.0)
-        assert [lost_after(pulse, clock, 1.0) for _ in range(46)] == [False] * 45 + [True]
-        pulse.given()
-
-
-def test_a_worker_that_never_begins_is_lost_too() -> None:
-    clock = StoppedClock()
-    pulse = Pulse(10.0, clock)
-    with closing(pulse):
-        assert [lost_after(pulse, clock, 1.0) for _ in range(121)] == [False] * 120 + [True]
-        pulse.given()
-
-
-def test_silence_while_the_keeper_stood_still_too_is_nobodys_fault() -> None:
-    clock = StoppedClock()
-    pulse = Pulse(10.0, clock)
-    with closing(pulse):
-        os.write(pulse.beating, b".")
-        assert not lost_after(pulse, clock, 1.0)
-        assert not lost_after(pulse, clock, 3600.0)
-        assert [lost_after(pulse, clock, 100.0) for _ in range(5)] == [False] * 4 + [True]
-        pulse.given()
-
-
-def lost_after(pulse: Pulse, clock: StoppedClock, seconds: float) -> bool:
-    clock.at += seconds
-    return pulse.is_lost()
-
-
-def test_how_long_a_worker_may_be_silent() -> None:
-    assert [longest_silence_s(read_s) for read_s in (1.0, 45.0, 3600.0)] == [10.0, 45.0, 60.0]
-
-
-async def test_who_beats_into_a_full_pipe_beats_on() -> None:
-    clock = StoppedClock()
-    pulse = Pulse(10.0, clock)
-    with closing(pulse):
-        with suppress(BlockingIOError):
-            while os.write(pulse.beating, bytes(65536)):
-                pass
-        assert await beats_on(pulse)
-        assert not pulse.is_lost()
-    assert await beats_on(pulse), "nobody listens any more"
-    pulse.given()
-    await beat(None)
-
-
-async def beats_on(pulse: Pulse) -> bool:
-    with anyio.move_on_after(0.01) as scope:
-        await beat(pulse.beating)
-    return scope.cancelled_caught
-
-
-class StoppedClock:
-    def __init__(self) -> None:
-        self.at = 100.0
-
-    def now(self) -> float:
-        return self.at
-
-    def monotonic(self) -> float:
-        return self.at
-
-
-def test_the_first_restart_is_at_once_and_the_tenth_is_none() -> None:
-    clock = StoppedClock()
-    restarts = Restarts(clock)
-    delays = [restarts.delay_after_end() for _ in range(10)]
-    assert delays[0] == 0.0
-    assert delays[9] is None
-    waits = [delay for delay in delays[:9] if delay is not None]
-    assert waits == sorted(waits)
-    assert sum(waits) < 30
-    clock.at += 61
-    assert restarts.delay_after_end() == 0.0
-
-
-def test_the_log_stays_short(tmp_path: Path) -> None:
-    file = tmp_path / "log"
-    with file.open("ab") as writer:
-        writer.write(b"a" * (keeper.MAX_LOG_BYTES + 1))
-        writer.flush()
-        bound_log(file)
-        writer.write(b"b")
-    assert file.read_bytes() == b"b"
-    assert (tmp_path / "log.1").stat().st_size == keeper.MAX_LOG_BYTES + 1
-
-
-def test_what_is_handed_down_comes_back() -> None:
-    for handed in (Handed(3, 7, 4711, 5), Handed(3, 7, 4711)):
-        assert Handed.decode({"DSEC_FILLER_FDS": handed.encode()}) == handed
-    for wrong in ("", "kernel=3", "kernel=x,generation=0,parent=1"):
-        with pytest.raises(InternalError):
-            Handed.decode({"DSEC_FILLER_FDS": wrong})

@@ -77,6 +77,8 @@ def exit_status(view: CommandView) -> int:
         note(f"error: timed out after {round(view.duration_s, 1):g} s; killed")
     elif view.oom_killed:
         note("error: killed for want of memory")
+    elif view.data_unavailable and view.exit_code:
+        note("error: parts of its environment could not be read; see `dsec store show`")
     return view.exit_code if view.exit_code is not None else 1
 
 

@@ -133,7 +133,7 @@ async def trace(
     Examples:
       dsec env trace debian -- python3 -c 'print(1)'
 
-      dsec env trace debian --workspace sphinx-9658 --trace sphinx-9658 -- make test
+      dsec env trace --workspace sphinx-9658 --trace sphinx-9658 debian -- make test
     """
     command = parsing.command(words or [])
     if not command:

@@ -10,13 +10,15 @@ from collections.abc import AsyncIterator, Awaitable, Iterable
 from msgspec.structs import replace
 
 from dsec.base.errors import Conflict
+from dsec.base.states import FINAL
 from dsec.control import everywhere
 from dsec.control.access import Caller
 from dsec.control.edges import Edges
 from dsec.iam.permissions import Permission
-from dsec.wire.edge_v1 import EdgeApi, LayerEvent
+from dsec.wire.edge_v1 import EdgeApi, LayerEvent, ListFilter
 from dsec.wire.environment_queries import LayerQuery, PublishQuery
 from dsec.wire.public_v1 import LayerKind, LayerView
+from dsec.wire.sandbox import SandboxView
 
 
 class Layers:
@@ -59,8 +61,17 @@ class Layers:
         caller.require_everywhere(Permission.IMAGE_WRITE)
 
         async def check_unused(api: EdgeApi) -> None:
-            if (await api.layer(wanted.kind, wanted.name)).used_by:
-                raise Conflict(f"{wanted.kind} {wanted.name} is used by sandboxes")
+            users = [
+                view.id
+                for view in await api.list_sandboxes(ListFilter())
+                if _stands_on(view, wanted)
+            ]
+            if users:
+                raise Conflict(
+                    f"{wanted.kind} {wanted.name} is used by {', '.join(users[:5])}",
+                    users=len(users),
+                    advice="stop these sandboxes first, or leave the version and publish a newer one",
+                )
 
         def take_away(api: EdgeApi) -> Awaitable[None]:
             return api.remove_layer(wanted.kind, wanted.name)
@@ -97,3 +108,8 @@ def _merged(views: Iterable[LayerView]) -> list[LayerView]:
 def _place(view: LayerView) -> tuple[str, str, float, str]:
     name, _, version = view.name.rpartition(":")
     return view.kind, name, view.created_at, version
+
+
+def _stands_on(view: SandboxView, wanted: LayerQuery) -> bool:
+    names = [view.workspace] if wanted.kind == "workspace" else view.toolkits
+    return view.state not in FINAL and wanted.name in names

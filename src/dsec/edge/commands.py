@@ -216,13 +216,16 @@ async def any_running(channel: AetherChannel) -> tuple[bool, float]:
 
 
 def judged(owner: Owner, command: CommandView, *, just_ended: bool = False) -> CommandView:
-    """Add what only the outside knows: whether the memory limit killed something of it.
+    """Add what only the outside knows of it: what the memory limit killed, what the store withheld.
 
     A v1 group's kill counter cannot be read from within, so it is read here when a command's end is
     told, and the command whose end told of a rise is remembered. Of two that end at once the wrong
     one may be named.
     """
-    if command.running or command.oom_killed:
+    if command.running:
+        return command
+    command.data_unavailable = owner.data_failed_since(command.started_at)
+    if command.oom_killed:
         return command
     if command.command_id in owner.oom_commands:
         command.oom_killed = True

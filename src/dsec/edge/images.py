@@ -70,6 +70,10 @@ class Environments(Protocol):
         """All sandboxes of earlier runs have said what they use."""
         ...
 
+    def failed_since(self, environment: Environment, sandbox: str, since: float) -> bool:
+        """Whether data of its environment could not be read at some time since then."""
+        ...
+
     def faults(self, environment: Environment, sandbox: str) -> list[Fault]:
         """What keeps a sandbox on it from working as it should, now."""
         ...

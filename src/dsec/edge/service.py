@@ -190,6 +190,7 @@ class EdgeService:
             journal=self._journal,
             group=self._group,
             on_over=self._over,
+            data_failed_since=self._images.environments.failed_since,
             faults=self._images.environments.faults,
         )
 

@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 
 import anyio
+import msgspec
 from anyio.abc import TaskGroup
 
 from dsec.base.clock import Clock
@@ -71,6 +72,7 @@ class Environments:
         recorder: Recorder,
         traces: Traces,
         *,
+        run_dir: Path,
         sharing: Sharing | None,
         uses: Uses | None,
         faults: Faults,
@@ -95,6 +97,7 @@ class Environments:
         """Sandboxes that stand on such mounts."""
         self._idle_since: dict[str, float] = {}
         """Mounted layers nobody pins, and since when."""
+        self._file = run_dir.absolute() / "stranded.json"
         self._settled = False
         """Whether it is known what the sandboxes of earlier runs stand on."""
 
@@ -305,6 +308,17 @@ class Environments:
             if is_new and self._dead.intersection(layers):
                 self._stranded[sandbox] = self._lost_fault()
 
+    def open(self) -> None:
+        """Learn which sandboxes were stranded before this edge. Blocking."""
+        with contextlib.suppress(FileNotFoundError, msgspec.MsgspecError):
+            self._stranded = msgspec.json.decode(self._file.read_bytes(), type=dict[str, Fault])
+
+    def _write_stranded(self) -> None:
+        """In the run directory: it means nothing after a boot."""
+        part = self._file.with_suffix(".part")
+        part.write_bytes(msgspec.json.encode(self._stranded))
+        part.replace(self._file)
+
     def settled(self) -> None:
         """All sandboxes of earlier runs are known by now: what nobody pins may go."""
         self._settled = True
@@ -336,6 +350,12 @@ class Environments:
         self._idle_since = {d: self._idle_since.get(d, now) for d in idle}
         return {d for d, since in self._idle_since.items() if now - since >= IDLE_MOUNT_S}
 
+    def failed_since(self, environment: Environment, sandbox: str, since: float) -> bool:
+        """Whether data of a sandbox's environment could not be read at some time since then."""
+        if sandbox in self._stranded:
+            return True
+        return self._faults.any_since(self._devices_of(environment.layers), since)
+
     def _needed_devices(self) -> set[str]:
         return self._devices_of(self._layers.mounted_digests()) | self._recorder.devices
 
@@ -363,6 +383,7 @@ class Environments:
         self._devices.forget()
         if self._stranded:
             logger.error("the filler was lost", extra={"sandboxes": len(self._stranded)})
+            await in_thread("disk", self._write_stranded)
 
     def _over_the_filler(self) -> list[str]:
         """Layers that a mount of this node, shared or of one sandbox, has over the filler's files."""

@@ -26,6 +26,8 @@ class Faults:
         self._filler = filler
         self._clock = clock
         self._failing: dict[str, DataEvent] = {}
+        self._ended_at: dict[str, float] = {}
+        """When what failed once worked again, by the wall clock."""
 
     async def watch(self, lost: Callable[[], Awaitable[None]]) -> None:
         """Listen for as long as the node runs, and have a filler that is gone started again.
@@ -42,6 +44,8 @@ class Faults:
                     self._note(event)
             except (DsecError, OSError) as error:
                 logger.warning("the filler is silent", extra={"why": str(error)})
+            now = self._clock.now()
+            self._ended_at.update(dict.fromkeys(self._failing, now))
             self._failing.clear()  # a new stream begins with all that fail
             await anyio.sleep(PAUSE_S)
 
@@ -50,12 +54,19 @@ class Faults:
             logger.warning("data fails", extra={"digest": event.digest, "why": event.message})
             self._failing[event.digest] = event
         elif self._failing.pop(event.digest, None):
+            self._ended_at[event.digest] = self._clock.now()
             logger.info("data is back", extra={"digest": event.digest})
 
     @property
     def none(self) -> bool:
         """Whether nothing fails."""
         return not self._failing
+
+    def any_since(self, devices: Iterable[str], since: float) -> bool:
+        """Whether one of some devices fails, or did at some time since then (wall clock)."""
+        if not self._failing and not self._ended_at:
+            return False
+        return any(d in self._failing or self._ended_at.get(d, 0.0) >= since for d in devices)
 
     def among(self, devices: Iterable[str]) -> list[Fault]:
         """Faults of some devices."""

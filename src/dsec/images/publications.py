@@ -40,7 +40,13 @@ def split_version(name: str) -> tuple[str, str]:
     Raises:
         InvalidRequest: it is no name.
     """
-    full = image_name(name)
+    try:
+        full = image_name(name)
+    except InvalidRequest:
+        raise InvalidRequest(
+            f"{name[:200]!r} is no name of a workspace or toolkit: NAME or NAME:VERSION, the name in "
+            "lower case, such as lint, team/lint:v2 or task-17:2024.01"
+        ) from None
     path, _, version = full.rpartition(":")
     given = name.endswith(f":{version}") and name != path
     return path, version if given else ""
@@ -207,13 +213,23 @@ class Publications:
             raise InvalidRequest(f"say which version of {kind} {name!r} is to go: NAME:VERSION")
         record, shelf = await self.find(kind, name), self._shelves[kind]
         async with self._keeping.holding((kind, record.name)):
-            if users := sorted(self._layers.pins.by(record.digest)):
-                some = ", ".join(users[:5])
-                raise Conflict(f"{kind} {name} is used by {some}", users=len(users))
+            self._check_unused(record)
             if shelf.find(record.name) is not None:
                 await in_thread("disk", shelf.remove, record.name)
             if self._sharing is not None:
                 await self._sharing.forget(kind, record.name, record.digest)
+
+    def _check_unused(self, record: NamedLayer) -> None:
+        """Refuse if sandboxes stand on a layer that has no other name. Raises Conflict."""
+        others = [r for shelf in self._shelves.values() for r in shelf.records()]
+        if any(r.digest == record.digest and r != record for r in others):
+            return
+        if users := sorted(self._layers.pins.by(record.digest)):
+            raise Conflict(
+                f"{record.kind} {record.name} is used by {', '.join(users[:5])}",
+                users=len(users),
+                advice="stop these sandboxes first, or leave the version and publish a newer one",
+            )
 
 
 def _published_at(record: NamedLayer) -> float:

@@ -140,7 +140,14 @@ class ImageService:
             tasks=self._tasks,
         )
         self._sharing = (
-            Sharing(store, root, self.layers, self.data, direct=self._shared.direct)
+            Sharing(
+                store,
+                root,
+                self.layers,
+                self.data,
+                direct=self._shared.direct,
+                clock=self._clock,
+            )
             if store is not None
             else None
         )
@@ -159,6 +166,7 @@ class ImageService:
             self._devices,
             self._recorder,
             self._traces,
+            run_dir=run_dir,
             sharing=self._sharing,
             uses=self._uses,
             faults=self._faults,
@@ -237,6 +245,7 @@ class ImageService:
                 self.publications,
                 self._traces,
                 self._recorder,
+                self.environments,
             ):
                 part.open()
             if self._uses is not None:
@@ -298,9 +307,11 @@ class ImageService:
             )
         if self._images.find(record.name) is not None:
             await in_thread("disk", self._images.remove, record.name)
-        if self._sharing is not None:
-            await self._sharing.forget("image", record.name, record.digest)
-        await self.collect()
+        try:
+            if self._sharing is not None:
+                await self._sharing.forget("image", record.name, record.digest)
+        finally:
+            await self.collect()
 
     def _users_of(self, record: ImageRecord) -> list[str]:
         """Sandboxes whose image this is: of the images their layers contain, the largest."""
@@ -315,8 +326,10 @@ class ImageService:
         return sorted(users)
 
     def _has_name(self, digest: str) -> bool:
-        """Whether an image, or a published version, needs the layer."""
+        """Whether an image, or a published version, needs the layer; as the store has it, too."""
         if digest in self.publications.digests():
+            return True
+        if self._sharing is not None and digest in self._sharing.names.digests():
             return True
         return any(digest in (*r.layers, *r.mounts) for r in self._images.records())
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Hashable
 from pathlib import Path
-from typing import TypeVar
+from typing import BinaryIO, TypeVar
 
 import anyio
 
-from dsec.base.errors import InvalidRequest
+from dsec.base.errors import InvalidRequest, PayloadTooLarge
 from dsec.images import disk
 from dsec.images.importer import file_digest
 from dsec.images.jobs import Job, Jobs
@@ -18,6 +19,8 @@ from dsec.kit.blocking import in_thread
 from dsec.wire.public_v1 import ImageProgress
 
 _STEP_BYTES = 8 << 20
+MAX_UPLOAD_BYTES = 160 << 30
+"""Somewhat more than the files of a layer may have."""
 T = TypeVar("T")
 E = TypeVar("E")
 
@@ -88,14 +91,25 @@ async def _receive(archive: AsyncIterator[bytes], path: Path) -> AsyncGenerator[
         file = await in_thread("disk", lambda: path.open("xb"))
         try:
             async for chunk in archive:
-                await in_thread("disk", file.write, chunk)
+                await in_thread("disk", _write, file, chunk)
                 done += len(chunk)
+                if done > MAX_UPLOAD_BYTES:
+                    raise PayloadTooLarge(f"the archive has over {MAX_UPLOAD_BYTES >> 30} GiB")
                 if done - told >= _STEP_BYTES:
                     told = done
                     yield done
+            await in_thread("disk", file.truncate, done)
         finally:
             with anyio.CancelScope(shield=True):
                 await in_thread("disk", file.close)
     if not done:
         raise InvalidRequest("the archive is empty")
     yield done
+
+
+def _write(file: BinaryIO, chunk: bytes) -> None:
+    """Zeros are skipped: a sandbox's sparse file must not become as large here as it says it is."""
+    if chunk.count(0) == len(chunk):
+        file.seek(len(chunk), os.SEEK_CUR)
+    else:
+        file.write(chunk)

@@ -115,6 +115,11 @@ class SimImages:
     def settled(self) -> None:
         """Nothing to tidy."""
 
+    def failed_since(self, environment: Environment, sandbox: str, since: float) -> bool:
+        """Nothing to fail."""
+        del environment, sandbox, since
+        return False
+
     def faults(self, environment: Environment, sandbox: str) -> list[Fault]:
         """Nothing to fail."""
         del environment, sandbox

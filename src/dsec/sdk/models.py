@@ -137,6 +137,8 @@ def _describe(result: ExecResult) -> str:
         how = f"timed out after {result.duration_s:.1f} s"
     elif result.oom_killed:
         how += ", killed for want of memory"
+    elif result.data_unavailable:
+        how += "; parts of its environment could not be read"
     elif result.signal:
         how = f"ended by signal {result.signal}"
     last = f": {said[-400:]}" if said else ""
@@ -159,6 +161,7 @@ class ExecResult:
         timed_out: it ran into its time limit and was killed; the output so far is here.
         oom_killed: it, or a child of it, was killed for want of memory.
         killed: somebody asked for its end.
+        data_unavailable: parts of its environment could not be read while it ran: do not grade it.
         session_reset: its session's shell did not survive it; a fresh one takes its place.
         duration_s: how long it ran.
         timeout_s: the limit that was in force.
@@ -178,6 +181,7 @@ class ExecResult:
     session_reset: bool = False
     duration_s: float = 0.0
     timeout_s: float | None = None
+    data_unavailable: bool = False
     _cuts: tuple[int, int] = field(default=(0, 0), repr=False)
 
     @property
@@ -238,6 +242,7 @@ def exec_result(wire: CommandResult) -> ExecResult:
         session_reset=wire.session_reset,
         duration_s=wire.duration_s,
         timeout_s=wire.timeout_s,
+        data_unavailable=wire.data_unavailable,
         _cuts=(_cut(wire.stdout), _cut(wire.stderr)),
     )
 

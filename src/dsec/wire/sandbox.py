@@ -62,7 +62,8 @@ class Fault(Struct, kw_only=True, omit_defaults=True):
     """Something outside the sandbox that keeps it from working as it should."""
 
     code: str
-    """`data_unavailable`: parts of its environment cannot be read from the store."""
+    """`data_unavailable`: parts of its environment cannot be read from the store; `storage_full`:
+    the node has no room for them."""
     message: str
     since: float
 
@@ -159,6 +160,9 @@ class CommandView(Struct, kw_only=True, omit_defaults=True):
     oom_killed: bool = False
     killed: bool = False
     """Ended by a kill call, not by itself."""
+    data_unavailable: bool = False
+    """Parts of its environment could not be read while it ran: its outcome is the platform's fault,
+    not the program's, and must not be graded."""
     duration_s: float = 0.0
     timeout_s: float | None = None
     """The limit in force."""

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import msgspec
 
 from dsec.edge.backends.launch_spec import PATH, CommandLimits, launch_spec
 from dsec.edge.record import SandboxRecord
-from dsec.images.records import Environment
+from dsec.images.records import DirectoryMark, Environment
 from dsec.images.records import view as image_view
 from dsec.linux.cgroup.interface import Layout
 from dsec.wire.launch import LaunchSpec
@@ -16,7 +18,7 @@ from tests.unit.edge.node import image
 LAYOUT = Layout(base="dsec-n001", v2="/cg", v2_controllers=["memory", "cpu", "pids"])
 
 
-def made(spec: SandboxSpec, **of_image: object) -> LaunchSpec:
+def made(spec: SandboxSpec, *, mends: Sequence[DirectoryMark] = (), **of_image: Any) -> LaunchSpec:
     shown = msgspec.structs.replace(image_view(image("debian")), **of_image)
     record = SandboxRecord(
         id="sbxn0010000000000000000",
@@ -28,14 +30,14 @@ def made(spec: SandboxSpec, **of_image: object) -> LaunchSpec:
         directory="/state/sandboxes/s",
         socket="/run/s",
     )
-    return launch_spec(record, ["/l/2", "/l/1"], LAYOUT, CommandLimits(), 20_000)
+    return launch_spec(record, ["/l/2", "/l/1"], LAYOUT, CommandLimits(), 20_000, mends)
 
 
 def test_the_specification_comes_before_the_image_and_that_before_defaults() -> None:
     plain = made(SandboxSpec(image="debian"))
     assert (plain.user, plain.workdir, plain.env) == ("root", "/", {"PATH": PATH})
     assert plain.hostname == plain.id
-    of_image = {"user": "app", "workdir": "/srv", "env": {"PATH": "/x", "A": "1"}}
+    of_image: dict[str, Any] = {"user": "app", "workdir": "/srv", "env": {"PATH": "/x", "A": "1"}}
     imaged = made(SandboxSpec(image="debian"), **of_image)
     assert (imaged.user, imaged.workdir, imaged.env) == ("app", "/srv", {"PATH": "/x", "A": "1"})
     asked = SandboxSpec(
@@ -69,6 +71,12 @@ def test_what_tells_of_the_host_is_hidden() -> None:
 def test_layers_keep_their_order() -> None:
     assert made(SandboxSpec(image="debian")).layers == ["/l/2", "/l/1"]
     assert replace(CommandLimits(), max_running=1).max_running == 1
+
+
+def test_mends_are_handed_on() -> None:
+    assert made(SandboxSpec(image="debian")).mends == []
+    mend = DirectoryMark(path="/tmp", mode=0o1777, uid=1, gid=2)
+    assert made(SandboxSpec(image="debian"), mends=[mend]).mends == [("/tmp", 0o1777, 1, 2)]
 
 
 def test_with_a_limit_it_writes_to_a_disk_of_its_own() -> None:

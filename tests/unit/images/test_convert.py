@@ -22,6 +22,7 @@ from dsec.images.children import Refused
 from dsec.images.convert import Converted
 from dsec.images.erofs.read import read_image
 from dsec.images.erofs.tree import BLOCK, Inode, Tree
+from dsec.images.oci.layer import MAX_IMPLIED
 from tests.tars import Tar
 from tests.unit.images.oci.test_members import with_checksum
 
@@ -63,6 +64,16 @@ def test_a_tar(tmp_path: Path) -> None:
     assert converted.meta.size_bytes == (tmp_path / "out/meta.erofs").stat().st_size
     assert [device.digest for device in converted.devices] == [converted.own_data]
     assert converted.devices[0].size_bytes == (tmp_path / "out/data").stat().st_size
+
+
+def test_directories_a_tar_does_not_list(tmp_path: Path) -> None:
+    assert done(convert_tar(tmp_path / "all", plain_tar())).implied == ["/"]
+    some = Tar().dirs(".", "a/b").add("a/b/c/f").data()
+    assert done(convert_tar(tmp_path / "some", some)).implied == ["/a", "/a/b/c"]
+    many = Tar()
+    for number in range(MAX_IMPLIED // 2):
+        many.add(f"d{number}/e/f")
+    assert len(done(convert_tar(tmp_path / "many", many.data())).implied) == MAX_IMPLIED + 1
 
 
 def test_a_tar_without_content_has_no_data(tmp_path: Path) -> None:

@@ -24,6 +24,8 @@ MASKED_PATHS = [
     "/proc/asound",
     "/proc/cmdline",
     "/proc/config.gz",
+    "/proc/diskstats",
+    "/proc/fs",
     "/proc/interrupts",
     "/proc/kallsyms",
     "/proc/kcore",
@@ -35,22 +37,32 @@ MASKED_PATHS = [
     "/proc/kpageflags",
     "/proc/latency_stats",
     "/proc/modules",
+    "/proc/partitions",
     "/proc/sched_debug",
     "/proc/scsi",
     "/proc/sysrq-trigger",
     "/proc/timer_list",
     "/proc/timer_stats",
     "/proc/vmallocinfo",
+    # which files of the host, and which other sandboxes' disks, stand behind block devices
+    "/sys/block",
+    "/sys/class/block",
+    "/sys/dev/block",
     "/sys/devices/system/cpu/vulnerabilities",
+    "/sys/devices/virtual/block",
     "/sys/devices/virtual/powercap",
     "/sys/firmware",
     "/sys/fs/bpf",
+    "/sys/fs/btrfs",
+    "/sys/fs/erofs",
+    "/sys/fs/ext4",
     "/sys/fs/pstore",
+    "/sys/fs/xfs",
     "/sys/kernel/debug",
     "/sys/kernel/security",
     "/sys/kernel/tracing",
 ]
-READONLY_PATHS = ["/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys"]
+READONLY_PATHS = ["/proc/bus", "/proc/irq", "/proc/sys"]
 
 CAPABILITIES = [
     "CAP_CHOWN",

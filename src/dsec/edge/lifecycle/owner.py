@@ -55,6 +55,8 @@ class Surroundings:
     """Parent of what a sandbox's own events start."""
     on_over: Callable[[Owner], None]
     """Called once, when nothing of a sandbox is left."""
+    data_failed_since: Callable[[Environment, str, float], bool]
+    """Whether data of a sandbox's environment could not be read at some time since then."""
     faults: Callable[[Environment, str], list[Fault]]
     """What keeps a sandbox on an environment from working as it should, now."""
 
@@ -169,6 +171,10 @@ class Owner:
         rose = count > self.oom_kills
         self.oom_kills = max(self.oom_kills, count)
         return rose
+
+    def data_failed_since(self, since: float) -> bool:
+        """Whether parts of its environment could not be read at some time since then (wall clock)."""
+        return self._around.data_failed_since(self.record.environment, self.record.id, since)
 
     # changing it
 

@@ -52,6 +52,7 @@ class DirectoryStore:
         self, root: Path, options: StoreOptions | None = None, clock: Clock | None = None
     ) -> None:
         self._root = root
+        self._was_there = False
         self._options = options or StoreOptions()
         self._clock = clock or SystemClock()
         self._swept = False
@@ -176,8 +177,11 @@ class DirectoryStore:
             self._check_mounted()
 
     def _check_mounted(self) -> None:
-        # An unmounted share looks like an empty store; the directory above tells them apart.
-        if not self._root.is_dir() and not self._root.parent.is_dir():
+        # An unmounted share looks like an empty store. What was there once is not made anew, and
+        # before that the directory above tells the two apart.
+        if self._root.is_dir():
+            self._was_there = True
+        elif self._was_there or not self._root.parent.is_dir():
             raise Unavailable(f"{self._root} is not there; is its file system mounted?")
 
     def _prepare(self, target: Path) -> Path:
