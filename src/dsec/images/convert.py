@@ -53,6 +53,12 @@ class Progress(Struct, tag="progress"):
     done: int
 
 
+class Implied(Struct, tag="implied"):
+    """A directory the tar does not list; said before `Converted`, which has all of them."""
+
+    path: str
+
+
 class Converted(Struct, tag="converted", kw_only=True, frozen=True):
     """It worked."""
 
@@ -76,7 +82,7 @@ class Converted(Struct, tag="converted", kw_only=True, frozen=True):
     """Digest of that one of them which is `<out>/data`; empty if there is none."""
 
 
-Said = Progress | Converted | Refused
+Said = Progress | Implied | Converted | Refused
 
 
 def main(argv: Sequence[str]) -> int:
@@ -85,7 +91,8 @@ def main(argv: Sequence[str]) -> int:
     if arguments.parent:
         die_with_parent(arguments.parent)
     _confine()
-    say(answer(arguments))
+    for said in in_lines(answer(arguments)):
+        say(said)
     return 0
 
 
@@ -119,6 +126,14 @@ def _confine() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (_DESCRIPTORS, _DESCRIPTORS))
     os.umask(0o077)
     gc.disable()  # a tree has no cycles, and looking through millions of inodes for some takes long
+
+
+def in_lines(answered: Converted | Refused) -> list[Said]:
+    """An answer in parts, for a line has a bound and a thousand paths have none."""
+    if isinstance(answered, Refused):
+        return [answered]
+    paths = [Implied(path) for path in answered.implied]
+    return [*paths, msgspec.structs.replace(answered, implied=[])]
 
 
 def say(what: Said) -> None:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
 
 from dsec.base.errors import InternalError
 from dsec.images.children import Refused, run_child
-from dsec.images.convert import DATA, META, Converted, Progress, Said
+from dsec.images.convert import DATA, META, Converted, Implied, Progress, Said
 from dsec.images.oci.layer import Limits
 from dsec.images.oci.source import Blob
 from dsec.images.store.interface import nothing
@@ -105,13 +105,18 @@ def _limited(out: Path, limits: Limits) -> list[str]:
 class _Listener:
     on_progress: Callable[[int], None]
     last: Converted | Refused | None = None
+    implied: list[str] = field(default_factory=list)
 
     def hear(self, line: str) -> None:
         said = msgspec.json.decode(line.encode(), type=Said)
         match said:
             case Progress(done):
                 self.on_progress(done)
-            case Converted() | Refused():
+            case Implied(path):
+                self.implied.append(path)
+            case Converted():
+                self.last = msgspec.structs.replace(said, implied=self.implied)
+            case Refused():
                 self.last = said
 
 

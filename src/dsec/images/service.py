@@ -194,6 +194,8 @@ class ImageService:
         self._recorder.go_on()
         if filler is not None and self._sharing is not None and not self._shared.direct:
             tasks.start_soon(filler.warm)
+        if self._uses is not None:
+            tasks.start_soon(survive, self._uses.adopt, "reading what this node used before")
         return self
 
     async def _adopt_filler(self) -> None:

@@ -42,6 +42,7 @@ class Uses:
         self._name = ""
         self._declared: frozenset[str] = frozenset()
         self._wanted: set[str] = set()
+        self._adopted = False
         self._written_at = 0.0
         self._forbidden_until = 0.0
         self._turn = anyio.Lock()
@@ -55,17 +56,24 @@ class Uses:
             disk.write_atomically(self._file, self._name.encode(), self._scratch)
 
     async def adopt(self) -> None:
-        """Take over what an earlier run declared: its sandboxes may live on.
+        """Take over what an earlier run declared: its sandboxes may live on. Once.
 
         Raises:
             Unavailable: the store does not answer; what was declared is kept until it does.
         """
+        async with self._turn:
+            await self._adopt()
+
+    async def _adopt(self) -> None:
+        if self._adopted:
+            return
         with self._deadline("reading what this node uses"):
             with contextlib.suppress(NotFound):
                 body = await self._store.get_document("use", self._name)
                 known = decode(body, Use, f"use {self._name} in {self._store.url}")
                 self._wanted.update(known.layers)
                 self._declared = self._declared.union(known.layers)
+        self._adopted = True
 
     async def declare(self, layers: Collection[str]) -> set[str]:
         """Have these layers kept in the store. Callers at the same time share one write.
@@ -101,8 +109,7 @@ class Uses:
             return
         # After a start the old declaration is unknown until the store has answered once: a write
         # before that would wipe out what sandboxes that live on need.
-        if not self._written_at:
-            await self.adopt()
+        await self._adopt()
         layers, now = frozenset(self._wanted), self._clock.now()
         use = Use(node=self._node, at=now, layers=sorted(layers))
         try:

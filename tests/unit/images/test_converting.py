@@ -63,6 +63,15 @@ async def test_a_tar_with_progress(tmp_path: Path, out: Path) -> None:
     assert told[-1] <= len(data)
 
 
+async def test_directories_it_does_not_list_though_their_paths_are_long(
+    tmp_path: Path, out: Path
+) -> None:
+    parts = ["d" * 20] * 150
+    data = Tar().dirs(".").add("/".join([*parts, "end"])).data()
+    converted = await convert_tar(out, blob_of(tmp_path, data), [], ROOMY, nothing, need_end=True)
+    assert converted.implied == ["/" + "/".join(parts[:count]) for count in range(1, 151)]
+
+
 async def test_directories_and_merges(tmp_path: Path, out: Path) -> None:
     (tmp_path / "tree").mkdir()
     (tmp_path / "tree/f").write_bytes(b"1")
