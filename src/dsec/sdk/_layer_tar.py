@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dsec.base.errors import InvalidRequest, Unavailable
+from dsec.sdk import _sparse
 from dsec.sdk._tar import BLOCK, CHUNK_BYTES, Pull, StreamReader, content, walk
 
 KEEP = "keep"
@@ -106,6 +107,10 @@ class _Packer:
         if not self._is_link(status, info):
             info.size = status.st_size if kind == tarfile.REGTYPE else 0
             info.pax_headers = _xattrs(path)
+        pieces = _sparse.pieces_of(path, status) if info.isreg() else None
+        if pieces is not None:
+            yield from _sparse.entry(info, path, pieces)
+            return
         yield info.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape")
         if info.isreg():
             yield from content(path, info.size)

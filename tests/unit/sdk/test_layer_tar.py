@@ -6,6 +6,7 @@ import io
 import os
 import socket
 import stat
+import subprocess
 import tarfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -152,3 +153,29 @@ def test_owners() -> None:
     for text in ("root", "1:", "-1:0", ":", "1:2:3"):
         with pytest.raises(InvalidRequest):
             _layer_tar.parse_owner(text)
+
+
+def test_holes_are_not_sent(tmp_path: Path) -> None:
+    """GNU tar unpacks what is sent."""
+    tree, out = tmp_path / "tree", tmp_path / "out"
+    tree.mkdir()
+    out.mkdir()
+    (tree / "small").write_bytes(bytes(5000))
+    with (tree / "sparse").open("wb") as file:
+        for offset, data in ((0, b"begin"), (300 << 20, b"middle"), ((1 << 30) - 3, b"end")):
+            file.seek(offset)
+            file.write(data)
+    with (tree / "hole").open("wb") as file:
+        file.truncate(64 << 20)
+    sent = b"".join(pack_layer(tree, "/", Manner()))
+    assert len(sent) < 1 << 20
+    subprocess.run(["tar", "-xf", "-", "-C", str(out)], input=sent, check=True)
+    assert (out / "small").read_bytes() == bytes(5000)
+    assert (out / "hole").stat().st_size == 64 << 20
+    with (out / "sparse").open("rb") as file:
+        assert file.read(5) == b"begin"
+        file.seek(300 << 20)
+        assert file.read(7) == b"middle\0"
+        file.seek(-4, os.SEEK_END)
+        assert file.read() == b"\0end"
+        assert file.tell() == 1 << 30
