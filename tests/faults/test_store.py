@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import io
+import json
 import os
 import random
 import signal
@@ -41,11 +42,8 @@ def anyio_backend() -> str:
 
 def settings(store: str, **more: object) -> str:
     # Without traces: what one test read would be fetched ahead for the next.
-    lines = {"store": store, "store_timeout_s": 1.0, "record_traces": False, **more}
-    return "".join(
-        f"{key} = {str(value).lower() if isinstance(value, bool) else value!r}\n".replace("'", '"')
-        for key, value in lines.items()
-    )
+    values = {"store": store, "store_timeout_s": 1.0, "record_traces": False, **more}
+    return "".join(f"{key} = {json.dumps(value)}\n" for key, value in values.items())
 
 
 @pytest.fixture(scope="module")
