@@ -178,7 +178,9 @@ _ADVICE: list[tuple[type[DsecError], dict[str, str], str]] = [
 
 
 def advice(exc: BaseException) -> list[str]:
-    """What may help."""
+    """What may help: what the platform says, else what is known of such errors."""
+    if isinstance(exc, DsecError) and (said := exc.details.get("advice")):
+        return [str(said)]
     return [
         text
         for kind, details, text in _ADVICE
