@@ -122,11 +122,12 @@ async def test_nothing_is_removed_anywhere_while_one_node_uses_it() -> None:
     async with control_plane([one, two]) as plane:
         await publish(plane, "rg:1")
         two.published |= one.published
-        two.use("toolkit", "rg:1")
+        spec = SandboxSpec(image="debian", toolkits=["rg:1"])
+        await two.create(CreateOnEdge(id="s1", project="p", spec=spec))
         refused = await plane.client.delete("/v1/layers?kind=toolkit&name=rg:1")
         assert (refused.status_code, refused.json()["error"]["code"]) == (409, "conflict")
         assert ("toolkit", "rg:1") in one.published
-        two.published["toolkit", "rg:1"] = one.published["toolkit", "rg:1"]
+        await two.stop("s1")
 
         async def away(*_: object) -> LayerView:
             raise Unavailable("gone")

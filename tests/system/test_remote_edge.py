@@ -156,6 +156,8 @@ async def test_layers_environments_and_the_store(way: str, tmp_path: Path) -> No
         assert (await client.post("/v1/store/collect")).json()["bytes"] == 12
         assert far.edge.collections == [True, False]
         named = {"kind": "toolkit", "name": "a b:1"}
+        assert (await client.delete("/v1/layers", params=named)).status_code == 409
+        await client.delete(f"/v1/sandboxes/{made.json()['id']}")
         assert (await client.delete("/v1/layers", params=named)).status_code == 204
         assert (await client.delete("/v1/layers", params=named)).status_code == 404
 
