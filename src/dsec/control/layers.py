@@ -61,6 +61,7 @@ class Layers:
         caller.require_everywhere(Permission.IMAGE_WRITE)
 
         async def check_unused(api: EdgeApi) -> None:
+            await api.layer(wanted.kind, wanted.name)  # it has it at all
             users = [
                 view.id
                 for view in await api.list_sandboxes(ListFilter())
