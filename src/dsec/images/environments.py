@@ -354,6 +354,8 @@ class Environments:
         """Whether data of a sandbox's environment could not be read at some time since then."""
         if sandbox in self._stranded:
             return True
+        if self._faults.never:
+            return False
         return self._faults.any_since(self._devices_of(environment.layers), since)
 
     def _needed_devices(self) -> set[str]:

@@ -58,14 +58,17 @@ class Faults:
             logger.info("data is back", extra={"digest": event.digest})
 
     @property
+    def never(self) -> bool:
+        """Whether nothing has failed since the start."""
+        return not self._failing and not self._ended_at
+
+    @property
     def none(self) -> bool:
         """Whether nothing fails."""
         return not self._failing
 
     def any_since(self, devices: Iterable[str], since: float) -> bool:
         """Whether one of some devices fails, or did at some time since then (wall clock)."""
-        if not self._failing and not self._ended_at:
-            return False
         return any(d in self._failing or self._ended_at.get(d, 0.0) >= since for d in devices)
 
     def among(self, devices: Iterable[str]) -> list[Fault]:
