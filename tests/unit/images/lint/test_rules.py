@@ -75,10 +75,15 @@ is_for("history-other", "/app/.hg", "/app/.hg/store/00changelog.i")
 is_for("answer-in-environment", "/app/x.pyc", "/app/x.pyc", b"\0\1return a + b  # fixed\0")
 is_for("answer-file-name", "/app/solution.py", "/app/solution.py")
 is_for("secret-private-key", "/home/agent/.ssh/id", "/home/agent/.ssh/id", KEY)
-is_for("secret-credentials", "/root/.netrc", "/root/.netrc", b"machine h login l password p1")
+is_for(
+    "secret-credentials",
+    "/home/agent/.netrc",
+    "/home/agent/.netrc",
+    b"machine h login l password p1",
+)
 is_for("secret-token", "/app/.env", "/app/.env", b"GITHUB=ghp_" + b"a1B2" * 9)
 is_for("secret-url", "/etc/pip.conf", "/etc/pip.conf", b"index-url = https://me:s3cr3t@mirror/x")
-is_for("secret-shell-history", "/root/.bash_history", "/root/.bash_history", b"ls\n")
+is_for("secret-shell-history", "/srv/.bash_history", "/srv/.bash_history", b"ls\n")
 is_for(
     "secret-in-package",
     "/opt/v/lib/python3/site-packages/tornado/test/test.key",
