@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import pytest
 
 from dsec.wire.frames import INITIAL_CREDIT, Decoder, Frame, Kind, encode
 
@@ -342,3 +343,9 @@ def eventually(condition: Any, timeout: float = 5.0) -> None:
     while not condition():
         assert time.monotonic() < end, "it never became true"
         time.sleep(0.005)
+
+
+def refused(client: Client, method: str, **args: Any) -> tuple[str, str | None]:
+    with pytest.raises(Refused) as caught:
+        client.call(method, **args)
+    return caught.value.code, caught.value.kind
