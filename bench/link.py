@@ -85,6 +85,7 @@ class _Upstream(asyncio.BufferedProtocol):
         self._transport: asyncio.Transport | None = None
         self._waits = {"link": False, "client": False}
         self._on_link = 0
+        self._ended = False
 
     @override
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -122,6 +123,8 @@ class _Upstream(asyncio.BufferedProtocol):
     def _pass(self, piece: bytes) -> None:
         self._client.write(piece)
         self._on_link -= len(piece)
+        if self._ended and not self._on_link:
+            self._client.close()
         self.hold("link", waits=self._on_link >= WINDOW_BYTES)
 
     def hold(self, why: str, *, waits: bool) -> None:
@@ -142,9 +145,8 @@ class _Upstream(asyncio.BufferedProtocol):
 
     @override
     def connection_lost(self, exc: Exception | None) -> None:
-        if self._on_link:  # after what is still on the link
-            self._link.loop.call_at(self._link.down.passed_at(0, 0.0), self._client.close)
-        else:
+        self._ended = True
+        if not self._on_link:  # else the last piece that is still on the link closes it
             self._client.close()
 
 

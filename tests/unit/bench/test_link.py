@@ -115,6 +115,11 @@ def test_bytes_pass_unchanged_and_are_counted(server: int) -> None:
     assert len(BODY) < reading.up_bytes < len(BODY) + 4096
 
 
+def test_an_answer_that_ends_with_the_connection_is_whole(server: int) -> None:
+    with link_to(server, latency_ms=0, mbit=4000) as link, connected(link.port) as connection:
+        assert ask(connection, "GET", "/close") == BODY
+
+
 def test_no_server_is_a_connection_that_ends() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         gone = taken.getsockname()[1]
