@@ -579,7 +579,7 @@ def test_root_inside_is_contained(box: Box) -> None:
         done["sysrq"] = CONTAINED["sysrq"]
     assert done == CONTAINED
     assert box.probe("ids")["uid"] == "0"
-    assert box.status("State").startswith("S")
+    assert box.status("State")[0] in "RS"  # neither stopped nor a zombie
 
 
 @pytest.mark.adversarial

@@ -15,6 +15,7 @@ from dsec.control.access import Caller
 from dsec.control.edges import Edges
 from dsec.control.ownership import Ownership
 from dsec.iam.permissions import Permission
+from dsec.wire.edge_v1 import PRINCIPAL_HEADER
 
 PREFIX = "/v1/sandboxes/"
 _CALLER = "dsec.caller"
@@ -69,6 +70,7 @@ class Gateway:
         permission = permission_for(scope.get("method", "GET"), operation)
         await self._ownership.require(caller, permission, sandbox)
         headers = [h for h in scope["headers"] if not _DROPPED.fullmatch(h[0])]
+        headers.append((PRINCIPAL_HEADER.encode(), caller.principal.id.encode()))
         await self._edges.of(sandbox).forward({**scope, "headers": headers}, receive, send)
 
 

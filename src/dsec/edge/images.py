@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Protocol
+
+from msgspec import Struct
 
 from dsec.images.records import DirectoryMark, Environment
 from dsec.wire.edge_v1 import ImageEvent, LayerEvent
@@ -21,7 +24,7 @@ from dsec.wire.public_v1 import (
     StoreView,
     TraceView,
 )
-from dsec.wire.sandbox import Fault
+from dsec.wire.sandbox import DiffEntry, Fault, Pack, SnapshotView
 
 
 class Environments(Protocol):
@@ -79,12 +82,95 @@ class Environments(Protocol):
         ...
 
 
+class Packing(Protocol):
+    """One difference on its way into a layer. Steps in this order; left early, nothing remains."""
+
+    async def look(self) -> None:
+        """First pass, while the sandbox runs: read what will hardly change any more."""
+        ...
+
+    async def take(self, mapped: frozenset[tuple[int, int]]) -> None:
+        """Second pass, while it stands still: what changed since, and all that is `mapped`.
+
+        Args:
+            mapped: device and inode of files its processes have mapped to write into: stores there
+                leave no trace in times.
+
+        Raises:
+            StorageFull: no room.
+        """
+        ...
+
+    async def layer(self) -> str:
+        """Put it into the node's store of layers; its digest. Kept while a sandbox holds it."""
+        ...
+
+    async def keep(self, facts: SnapshotFacts) -> SnapshotView:
+        """Put it there, and record it under a name.
+
+        Raises:
+            Conflict: the name is taken.
+        """
+        ...
+
+
+class SnapshotFacts(Struct, frozen=True, kw_only=True):
+    """What a snapshot is called and where it comes from."""
+
+    project: str
+    name: str
+    sandbox: str
+    step: int
+    packed_by: str
+    description: str
+    frozen_ms: float
+
+
+class Snapshots(Protocol):
+    """Differences of sandboxes as layers, and images made of them."""
+
+    def packing(
+        self, writable: Path, environment: Environment, wanted: Pack
+    ) -> AbstractAsyncContextManager[Packing]:
+        """Begin to pack an upper directory that lies over an environment."""
+        ...
+
+    async def diff(self, writable: Path, environment: Environment) -> list[DiffEntry]:
+        """What an upper directory changes, now."""
+        ...
+
+    async def get(self, project: str, name: str) -> SnapshotView:
+        """One of them. Raises NotFound."""
+        ...
+
+    async def by_image(self, image: str) -> SnapshotView | None:
+        """The snapshot whose image name that is; None for any other image."""
+        ...
+
+    async def list(self, project: str) -> list[SnapshotView]:
+        """Those of a project, the store's included; newest first."""
+        ...
+
+    async def remove(self, project: str, name: str) -> None:
+        """Forget one. Raises NotFound."""
+        ...
+
+    async def changes(self, project: str, name: str) -> list[DiffEntry]:
+        """What one changes. Raises NotFound."""
+        ...
+
+
 class Images(Protocol):
     """The images of a node; as in `EdgeApi`, where the names are the same."""
 
     @property
     def environments(self) -> Environments:
         """What sandboxes stand on."""
+        ...
+
+    @property
+    def snapshots(self) -> Snapshots:
+        """Differences packed."""
         ...
 
     async def list_images(self) -> list[ImageView]:

@@ -26,6 +26,7 @@ from dsec.edge.channel import AetherStream
 from dsec.edge.environment_routes import environment_routes
 from dsec.edge.lifecycle.owner import Owner
 from dsec.edge.service import EdgeService
+from dsec.edge.state_routes import StateApi, state_routes
 from dsec.edge.streams import OCTETS, TAR, ChargedJson, RawStream, body_of, relay
 from dsec.kit.generators import generator_of
 from dsec.kit.http import (
@@ -362,6 +363,7 @@ def make_edge_app(service: EdgeService, clock: Clock) -> ASGIApp:
         *sandbox_routes(api),
         *edge_routes(EdgeRest(service), api),
         *environment_routes(service),
+        *state_routes(StateApi(service)),
     ]
     return make_app(table, clock, extra=[ports])
 
@@ -420,5 +422,5 @@ def _r(  # noqa: PLR0913 - a line of a table
     return row(method, path, handler, body, query, answer, status, media_type=media_type)
 
 
-EDGE_ROUTES = sandbox_routes(SandboxApi(None))
+EDGE_ROUTES = [*sandbox_routes(SandboxApi(None)), *state_routes(StateApi(None))]
 """What the public API passes through, for its description."""

@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import anyio
@@ -20,7 +22,6 @@ import anyio.abc
 from dsec.base.clock import Clock
 from dsec.base.errors import (
     CapacityUnavailable,
-    Conflict,
     DsecError,
     InvalidRequest,
     NotFound,
@@ -30,9 +31,10 @@ from dsec.base.errors import (
 )
 from dsec.base.ids import node_id, node_of, sandbox_id
 from dsec.base.states import SandboxState, StopReason
-from dsec.edge import commands
+from dsec.edge import commands, forking, packing, resizing
 from dsec.edge.admission import AdmissionLimits, NodeFacts, decide
 from dsec.edge.backends.interface import Backend
+from dsec.edge.catalog import Catalog
 from dsec.edge.channel import gone
 from dsec.edge.ended import Ended
 from dsec.edge.images import Images
@@ -42,27 +44,26 @@ from dsec.edge.record import SandboxRecord
 from dsec.edge.sweep import sweep
 from dsec.edge.ttl import AskCommands, Later, Stop, Times, Ttl, judge
 from dsec.edge.uid_runs import FIRST, UidRuns
-from dsec.images.names import image_name
 from dsec.kit.blocking import in_thread
 from dsec.kit.http import as_error
 from dsec.linux import hostinfo
-from dsec.wire.edge_v1 import CreateOnEdge, ImageEvent, LayerEvent, ListFilter
+from dsec.wire.edge_v1 import CreateOnEdge, ListFilter
 from dsec.wire.public_v1 import (
-    BuildImage,
+    BatchItem,
     Capability,
-    CollectReport,
     EnvironmentRef,
-    ImageView,
-    LayerKind,
-    LayerView,
-    LintReport,
-    LintRequest,
     NodeView,
-    PullImage,
-    StoreView,
-    TraceView,
 )
-from dsec.wire.sandbox import SandboxSpec, SandboxView, Usage
+from dsec.wire.sandbox import (
+    DiffEntry,
+    Fork,
+    Pack,
+    Resize,
+    SandboxSpec,
+    SandboxView,
+    SnapshotView,
+    Usage,
+)
 
 logger = logging.getLogger("dsec.edge.service")
 
@@ -92,7 +93,7 @@ class EdgeConfig:
     """Of the program, for `describe`."""
 
 
-class EdgeService:
+class EdgeService(Catalog):
     """An edge."""
 
     def __init__(
@@ -118,12 +119,12 @@ class EdgeService:
         Raises:
             InvalidRequest: the node id is malformed, or the run directory's path too long.
         """
+        super().__init__(images)
         self.node = node_id(config.node)
         if len(str(config.run)) + 24 > MAX_SOCKET_PATH:
             raise InvalidRequest(f"{config.run} is too long for the path of a Unix socket")
         self._config = config
         self._backends = {backend.name: backend for backend in backends}
-        self._images = images
         self._clock = clock
         self._capabilities = list(capabilities)
         self._journal = Journal(config.state, after_write)
@@ -350,11 +351,15 @@ class EdgeService:
         owner = self._live.get(sandbox_id(sandbox))
         if owner is not None:
             with commands.deadline(STOP_DEADLINE_S, "the stop"):
-                await self._detached(owner.stop, StopReason.REQUESTED)
+                await self._detached(partial(owner.stop, StopReason.REQUESTED))
         return await self.get(sandbox)
 
-    async def owner(self, sandbox: str) -> Owner:
-        """A sandbox to work with; waits while it is being created.
+    async def owner(self, sandbox: str, *, awake: bool = True) -> Owner:  # noqa: ARG002
+        """A sandbox to work with; waits while it is being created, and wakes one that is paused.
+
+        Args:
+            sandbox: its id.
+            awake: False = leave a paused one paused.
 
         Raises:
             NotFound: there is none. SandboxGone: it is over. StartFailed: it never ran.
@@ -377,72 +382,58 @@ class EdgeService:
         with owner.use():
             return await owner.usage()
 
-    # images
+    # its state
 
-    async def images(self) -> list[ImageView]:
-        """Images on this node."""
-        return await self._images.list_images()
+    async def pause(self, sandbox: str) -> SandboxView:
+        """Freeze it and take back its memory. Harmless twice.
 
-    async def remove_image(self, name: str) -> None:
-        """Forget an image. Raises NotFound, Conflict while a sandbox uses it."""
-        full = image_name(name)
-        live = [owner.record for owner in self._live.values()]
-        waiting = [record.id for record in live if image_name(record.image.name) == full]
-        if waiting:
-            raise Conflict(f"image {full} is used by {waiting[0]}", users=len(waiting))
-        await self._images.remove(name)
+        Raises:
+            NotFound, SandboxGone. Unsupported: this host cannot freeze it.
+        """
+        owner = await self.owner(sandbox, awake=False)
+        await self._detached(owner.pause)
+        return owner.view()
 
-    def pull_image(self, request: PullImage) -> AsyncIterator[ImageEvent]:
-        """Import from a registry; progress, then `ImageReady`."""
-        return self._images.pull(request)
+    async def resume(self, sandbox: str) -> SandboxView:
+        """Have it go on. Harmless twice.
 
-    def build_image(self, request: BuildImage) -> AsyncIterator[ImageEvent]:
-        """Build a distribution image; progress, then `ImageReady`."""
-        return self._images.build(request)
+        Raises:
+            NotFound, SandboxGone. CapacityUnavailable: the node has no room for it now.
+        """
+        return (await self.owner(sandbox)).view()
 
-    def import_image(self, name: str, archive: AsyncIterator[bytes]) -> AsyncIterator[ImageEvent]:
-        """Import an archive as it streams in."""
-        return self._images.import_archive(name, archive)
+    async def resize(self, sandbox: str, change: Resize) -> SandboxView:
+        """Give it other limits.
 
-    # environments
+        Raises:
+            NotFound, SandboxGone. InvalidRequest, Unsupported, Conflict: nothing has changed.
+        """
+        owner = await self.owner(sandbox, awake=False)
+        await self._detached(partial(resizing.resize, owner, change))
+        return owner.view()
 
-    async def layers(self, kind: LayerKind | None = None) -> list[LayerView]:
-        """Workspaces and toolkits that can be had here."""
-        return await self._images.list_layers(kind)
+    async def pack(self, sandbox: str, wanted: Pack, principal: str) -> SnapshotView:
+        """Take a snapshot of what it has written, running or paused.
 
-    async def layer(self, kind: LayerKind, name: str) -> LayerView:
-        """One of them. Raises NotFound."""
-        return await self._images.layer(kind, name)
+        Raises:
+            NotFound, SandboxGone. Conflict: the project has a snapshot of that name.
+            StorageFull: no room for it; nothing is left of it.
+        """
+        owner = await self.owner(sandbox, awake=False)
+        return await packing.pack(self._images, owner, wanted, principal)
 
-    async def remove_layer(self, kind: LayerKind, name: str) -> None:
-        """Forget a version. Raises NotFound, Conflict while a sandbox uses it."""
-        await self._images.remove_layer(kind, name)
+    async def diff(self, sandbox: str) -> list[DiffEntry]:
+        """What it has written so far. Raises NotFound, SandboxGone."""
+        return await packing.diff(self._images, await self.owner(sandbox, awake=False))
 
-    def publish_layer(
-        self, kind: LayerKind, name: str, description: str, archive: AsyncIterator[bytes]
-    ) -> AsyncIterator[LayerEvent]:
-        """Publish a version from a tar as it streams in."""
-        return self._images.publish_layer(kind, name, description, archive)
+    def fork(
+        self, sandbox: str, wanted: Fork, principal: str
+    ) -> AbstractAsyncContextManager[AsyncIterator[BatchItem]]:
+        """Make sandboxes that begin where this one stands. Raises NotFound, SandboxGone."""
+        return forking.fork(self, sandbox, wanted, principal)
 
-    def push_image(self, name: str) -> AsyncIterator[ImageEvent]:
-        """Put an image into the shared store."""
-        return self._images.push(name)
-
-    async def lint(self, request: LintRequest) -> LintReport:
-        """Look an environment over. Raises NotFound."""
-        return await self._images.lint(request)
-
-    async def trace(self, environment: EnvironmentRef, trace: str) -> TraceView:
-        """What a run read of an environment, as recorded. Raises NotFound."""
-        return await self._images.trace(environment, trace)
-
-    async def store(self) -> StoreView:
-        """The shared store and this node's part of it."""
-        return await self._images.store()
-
-    async def collect_store(self, *, dry_run: bool) -> CollectReport:
-        """Remove from the store what nothing refers to."""
-        return await self._images.collect_store(dry_run=dry_run)
+    def _users(self) -> Iterable[SandboxRecord]:
+        return [owner.record for owner in self._live.values()]
 
     # time
 
@@ -498,7 +489,7 @@ class EdgeService:
 
     async def _expire(self, owner: Owner, reason: StopReason) -> None:
         try:
-            await self._detached(owner.stop, reason)
+            await self._detached(partial(owner.stop, reason))
         except DsecError:
             logger.exception("could not be stopped", extra={"sandbox_id": owner.record.id})
 
@@ -527,9 +518,7 @@ class EdgeService:
             except Exception:  # it is tried again with the next one that ends
                 logger.exception("the trash could not be emptied")
 
-    async def _detached(
-        self, work: Callable[[StopReason], Awaitable[None]], reason: StopReason
-    ) -> None:
+    async def _detached(self, work: Callable[[], Awaitable[None]]) -> None:
         """Do it as the edge's own task: a caller who leaves does not stop it halfway."""
         done = anyio.Event()
         failure: DsecError | None = Unavailable("the edge is going down; ask again")
@@ -537,7 +526,7 @@ class EdgeService:
         async def run() -> None:
             nonlocal failure
             try:
-                await work(reason)
+                await work()
                 failure = None
             except Exception as exc:  # noqa: BLE001 - the edge outlives a bug in one sandbox
                 failure = as_error(exc)

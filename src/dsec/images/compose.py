@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -53,36 +53,54 @@ class MergeLimits:
     """The paper's size: larger ones gain nothing and share less."""
     devices: int = 64
     """Their paths are given to one mount call."""
+    shared_bytes: int = 32 << 20
+    """What other images stand on too is mounted once for all of them, if it is this large."""
 
 
-def plan_merges(records: Sequence[LayerRecord], limits: MergeLimits) -> list[list[str]]:
+def plan_merges(
+    records: Sequence[LayerRecord], limits: MergeLimits, others: Iterable[Sequence[str]] = ()
+) -> list[list[str]]:
     """Runs of layers that become one mount each.
+
+    Fewer mounts are cheaper to put together; a mount that other images have too is loaded, and lies
+    in the page cache, once. So runs are cut where another image goes another way.
 
     Args:
         records: an image's layers, bottom first.
         limits: of each run.
+        others: the layers of other images, bottom first.
 
     Returns:
         The digests in the same order, each once (the topmost use of it stays), in runs.
     """
+    digests = [record.digest for record in records]
+    cuts = {_common(digests, other) for other in others} - {len(digests)}
+    last = {digest: place for place, digest in enumerate(digests)}
     runs: list[list[LayerRecord]] = []
-    for record in _topmost_uses(records):
-        if runs and _fits([*runs[-1], record], limits):
+    for place, record in enumerate(records):
+        if runs and place in cuts and _content(runs[-1]) >= limits.shared_bytes:
+            runs.append([])
+        if last[record.digest] != place:
+            continue
+        if runs and (not runs[-1] or _fits([*runs[-1], record], limits)):
             runs[-1].append(record)
         else:
             runs.append([record])
     return [[record.digest for record in run] for run in runs]
 
 
-def _topmost_uses(records: Sequence[LayerRecord]) -> list[LayerRecord]:
-    last = {record.digest: place for place, record in enumerate(records)}
-    return [record for place, record in enumerate(records) if last[record.digest] == place]
+def _common(one: Sequence[str], other: Sequence[str]) -> int:
+    """How many layers two images have in common, from the bottom."""
+    return next((n for n, (a, b) in enumerate(zip(one, other)) if a != b), min(len(one), len(other)))
+
+
+def _content(run: Sequence[LayerRecord]) -> int:
+    return sum(record.content_bytes for record in run)
 
 
 def _fits(run: Sequence[LayerRecord], limits: MergeLimits) -> bool:
-    content = sum(record.content_bytes for record in run)
     devices = {device for record in run for device in record.devices}
-    return content <= limits.content_bytes and len(devices) <= limits.devices
+    return _content(run) <= limits.content_bytes and len(devices) <= limits.devices
 
 
 PLAIN = (0o755, 0, 0)

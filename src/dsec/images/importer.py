@@ -298,8 +298,9 @@ class Importer:
     async def _merged(self, work: Import, keys: Sequence[str], source: str) -> list[str]:
         """What is mounted for these layers: runs of them in one, as far as that is wise."""
         records = [await in_thread("disk", self._layers.get, key) for key in keys]
+        others = [image.layers for image in self._catalog.records()]
         mounts = []
-        for run in plan_merges(records, self._merging):
+        for run in plan_merges(records, self._merging, others):
             bottom = run[0] == keys[0]
             mounts.append(await self._ensure_merged(work, run, source, bottom=bottom))
         return mounts

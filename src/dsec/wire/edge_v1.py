@@ -28,7 +28,10 @@ from dsec.wire.public_v1 import (
     StoreView,
     TraceView,
 )
-from dsec.wire.sandbox import SandboxSpec, SandboxView
+from dsec.wire.sandbox import DiffEntry, SandboxSpec, SandboxView, SnapshotView
+
+PRINCIPAL_HEADER = "x-dsec-principal"
+"""Who asks, on what the apiserver passes through; it lets no `X-Dsec-*` of a client's in."""
 
 
 class CreateOnEdge(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -37,6 +40,8 @@ class CreateOnEdge(Struct, kw_only=True, forbid_unknown_fields=True):
     id: str
     project: str
     spec: SandboxSpec
+    principal: str = ""
+    """Who asks: what was packed with residue is restored for the one who packed it alone."""
 
 
 class ListFilter(Struct, kw_only=True, omit_defaults=True):
@@ -45,6 +50,7 @@ class ListFilter(Struct, kw_only=True, omit_defaults=True):
     project: str = ""
     labels: dict[str, str] = field(default_factory=dict)
     states: list[str] = field(default_factory=list)
+    job: str = ""
 
 
 ImageEvent = ImageProgress | ImageReady
@@ -77,6 +83,26 @@ class EdgeApi(Protocol):
 
     async def stop(self, sandbox: str) -> SandboxView:
         """Stop it and wait until nothing of it is left. Harmless twice. Raises NotFound."""
+        ...
+
+    async def pause(self, sandbox: str) -> SandboxView:
+        """Freeze it and take back its memory. Harmless twice. Raises NotFound, SandboxGone."""
+        ...
+
+    async def resume(self, sandbox: str) -> SandboxView:
+        """Have it go on. Harmless twice. Raises NotFound, SandboxGone."""
+        ...
+
+    async def snapshots(self, project: str) -> list[SnapshotView]:
+        """Snapshots of a project that can be had here, the store's included; newest first."""
+        ...
+
+    async def remove_snapshot(self, project: str, name: str) -> None:
+        """Forget a snapshot. Raises NotFound, Conflict while a sandbox stands on it."""
+        ...
+
+    async def snapshot_diff(self, project: str, name: str) -> list[DiffEntry]:
+        """What a snapshot has changed, by path. Raises NotFound."""
         ...
 
     async def images(self) -> list[ImageView]:

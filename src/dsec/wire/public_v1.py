@@ -287,6 +287,46 @@ class CollectReport(Struct, kw_only=True):
     detail: str = ""
 
 
+LeasePolicy = Literal["reap", "pause"]
+
+
+class LeaseRequest(Struct, kw_only=True, forbid_unknown_fields=True):
+    """Take or renew a job's lease."""
+
+    epoch: Annotated[int, Meta(ge=0)] = 0
+    """0 = take the next one, superseding whoever holds it; else renew that epoch."""
+    ttl_s: Annotated[float, Meta(ge=1, le=7 * 86400)] = 300.0
+    on_lapse: LeasePolicy = "pause"
+    """What becomes of the job's sandboxes when it is not renewed in time."""
+    on_superseded: LeasePolicy = "reap"
+    """What becomes of those of older epochs."""
+
+
+class JobView(Struct, kw_only=True, omit_defaults=True):
+    """A job: its lease, if it has one, and its sandboxes."""
+
+    job: str
+    project: str
+    epoch: int = 0
+    """0 = it never had a lease."""
+    expires_at: float | None = None
+    lapsed: bool = False
+    on_lapse: LeasePolicy = "pause"
+    on_superseded: LeasePolicy = "reap"
+    running: int = 0
+    paused: int = 0
+    sandboxes: int = 0
+    """All that are not over."""
+
+
+class JobItem(Struct, kw_only=True, omit_defaults=True):
+    """One sandbox of a job that was asked for something: how it stands, or why not."""
+
+    id: str
+    sandbox: SandboxView | None = None
+    error: ErrorBody | None = None
+
+
 class Version(Struct, kw_only=True):
     """Versions of the server and its API."""
 

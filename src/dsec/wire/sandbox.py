@@ -6,7 +6,7 @@ since the epoch), sizes bytes unless a name says otherwise. Unknown fields are r
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct, field
 
@@ -15,6 +15,10 @@ from dsec.base.states import SandboxState, StopReason
 Backend = Literal["container", "sim", "microvm", "fullvm", "fncall"]
 Seconds = Annotated[float, Meta(gt=0, le=30 * 86400)]
 Label = Annotated[str, Meta(max_length=256)]
+QosClass = Literal["ls", "be"]
+"""Latency-sensitive, or best-effort: scheduled only when nobody else wants the processor."""
+Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
+IdleAction = Literal["stop", "pause"]
 
 
 class Limits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -56,6 +60,17 @@ class SandboxSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     env: dict[str, str] = field(default_factory=dict)
     hostname: Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9-]{0,62}$")] | None = None
     labels: dict[Label, Label] = field(default_factory=dict)
+    idle_action: IdleAction = "stop"
+    """What happens when `ttl_running_stop` has elapsed."""
+    qos: QosClass = "ls"
+    job: Name | None = None
+    """The run it belongs to: paused, resumed and reaped with it, and held by the job's lease."""
+    step: Label = ""
+    """Of the job, for whoever looks."""
+    group: Label = ""
+    """Of the step, for whoever looks."""
+    epoch: Annotated[int, Meta(ge=0)] = 0
+    """Of the job's lease its creator holds; a newer epoch supersedes it. 0 = whatever is in force."""
 
 
 class Fault(Struct, kw_only=True, omit_defaults=True):
@@ -94,6 +109,136 @@ class SandboxView(Struct, kw_only=True, omit_defaults=True):
     """What was asked for and is not to be had here, in words; never silently dropped."""
     faults: list[Fault] = field(default_factory=list)
     """What is wrong now; empty again when it is over."""
+    idle_action: IdleAction = "stop"
+    qos: QosClass = "ls"
+    job: str = ""
+    step: str = ""
+    group: str = ""
+    epoch: int = 0
+    parent: str = ""
+    """The sandbox it was forked from."""
+    pause: Pause | None = None
+    """Set while it is paused."""
+
+
+class Pause(Struct, kw_only=True, omit_defaults=True):
+    """What a pause has given back."""
+
+    at: float
+    memory_before_bytes: int = 0
+    memory_after_bytes: int = 0
+    """Resident, once all was reclaimed that could be."""
+    swapped_bytes: int = 0
+    detail: str = ""
+    """What could not be reclaimed and why, in words."""
+
+
+class Resize(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """New limits of a live sandbox; what is left out stays."""
+
+    memory_mb: Annotated[int, Meta(ge=16, le=4 << 20)] | None = None
+    cpu_cores: Annotated[float, Meta(ge=0.01, le=1024)] | None = None
+    pids: Annotated[int, Meta(ge=8, le=4 << 20)] | None = None
+    disk_mb: Annotated[int, Meta(ge=16, le=64 << 20)] | None = None
+    """Only upwards, and only of a sandbox made with a limit."""
+    qos: QosClass | None = None
+
+
+class Pack(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Take an incremental snapshot of the writable layer (the paper's pack_diff, 6.1)."""
+
+    name: Name
+    """Of the snapshot in the caller's project; a name that exists is a Conflict."""
+    description: Annotated[str, Meta(max_length=1000)] = ""
+    exclude: Annotated[
+        list[Annotated[str, Meta(min_length=1, max_length=4096)]], Meta(max_length=500)
+    ] = field(default_factory=list)
+    """Globs over absolute paths; `**` crosses directories."""
+    clean: bool = True
+    """Leave residue out: caches, histories, logs, keys, build-only paths. What is packed with it can
+    be restored by the principal who packed it alone."""
+
+
+class SnapshotView(Struct, kw_only=True, omit_defaults=True):
+    """A snapshot: an image made of a sandbox's environment and what was written over it."""
+
+    name: str
+    image: str
+    """What a sandbox is created from: the `image` of a specification."""
+    digest: str
+    """Of the layer with the difference."""
+    parent: str
+    """What it was packed over: the image's or snapshot's image name."""
+    sandbox: str
+    step: int = 0
+    """Entries of the sandbox's trajectory before it: where a branch of it begins."""
+    project: str = ""
+    packed_by: str = ""
+    created_at: float = 0.0
+    description: str = ""
+    cleaned: bool = True
+    entries: int = 0
+    size_bytes: int = 0
+    """Of the files that differ."""
+    left_out: int = 0
+    """Entries that were excluded or cleaned away."""
+    depth: int = 1
+    """Differences stacked on the original environment."""
+    stored: bool = False
+    """Whether it is in the shared store too, for other nodes."""
+    frozen_ms: float = 0.0
+    """How long the sandbox stood still for it."""
+    duration_ms: float = 0.0
+
+
+class DiffEntry(Struct, kw_only=True, omit_defaults=True):
+    """A file that a snapshot, or a sandbox so far, has changed."""
+
+    path: str
+    path_b64: bytes = b""
+    change: Literal["added", "modified", "removed"]
+    kind: FileKind
+    size_bytes: int = 0
+    mode: int = 0
+
+
+class Fork(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Make sandboxes that begin where this one stands now.
+
+    Files are as they are at one moment; processes are not copied. Children have ids, hostnames and
+    machine ids of their own, and the parent's specification: limits, rules, users, lifetimes.
+    """
+
+    count: Annotated[int, Meta(ge=1, le=1000)] = 1
+    labels: dict[Label, Label] | None = None
+    """Instead of the parent's."""
+    key: Annotated[str, Meta(max_length=200)] = ""
+    """Idempotency key: the same key gives the same children."""
+
+
+class Recorded(Struct, kw_only=True, omit_defaults=True):
+    """One operation that reached a sandbox, as its trajectory has it (`dsec.trajectory`)."""
+
+    seq: int
+    """1 for the first; total order of their beginnings."""
+    op: str
+    """`command`, `stdin`, `file.write`, `pause`, `pack`, ...: spec/formats.md."""
+    id: str = ""
+    """The caller's id of it; a command's id."""
+    caller: str = ""
+    """The principal."""
+    at: float
+    args: dict[str, Any] = field(default_factory=dict)
+    """Long values are given by size_bytes and sha256."""
+    ended_at: float | None = None
+    """None: it goes on, or its outcome is not known."""
+    outcome: str = ""
+    """`ok`, or the code of an error; "" while it goes on."""
+    result: dict[str, Any] = field(default_factory=dict)
+    stdout: Captured | None = None
+    stderr: Captured | None = None
+    inherited: bool = False
+    """It happened in the sandbox this one was forked or restored from."""
 
 
 class PtySize(Struct, frozen=True, forbid_unknown_fields=True):

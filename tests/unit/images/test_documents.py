@@ -136,6 +136,21 @@ def test_consecutive_layers_are_merged_up_to_a_size() -> None:
     assert key_of_merged(["a", "b"], bottom=True) != key_of_merged(["a", "b"], bottom=False)
 
 
+def test_what_other_images_stand_on_too_is_a_mount_of_its_own() -> None:
+    limits = MergeLimits(shared_bytes=80)
+    layers = [layer_of(name, 40, [name]) for name in "abcd"]
+    assert plan_merges(layers, limits, ["abx"]) == [["a", "b"], ["c", "d"]]
+    assert plan_merges(layers, limits, ["ab", "abx", "xcd"]) == [["a", "b"], ["c", "d"]]
+    assert plan_merges(layers, limits, ["abcd", "abcde"]) == [["a", "b", "c", "d"]]
+    assert plan_merges(layers, limits, ["ax"]) == [["a", "b", "c", "d"]]  # too small to be worth it
+    assert plan_merges(layers, limits, ["ax", "abcx"]) == [["a", "b", "c"], ["d"]]
+    assert plan_merges(layers, limits, ["abx", "abcx"]) == [["a", "b"], ["c", "d"]]
+    large = [layers[0], layers[1], layer_of("c", 4 << 30, ["c"])]
+    assert plan_merges(large, limits, ["abx"]) == [["a", "b"], ["c"]]
+    again = [*layers, layers[0]]
+    assert plan_merges(again, limits, ["abcx"]) == [["b", "c"], ["d", "a"]]
+
+
 def test_records_round_trip() -> None:
     layer = layer_of("a", 5, ["d1", "d2"])
     assert decode_record(encode(layer), LayerRecord, "f") == layer

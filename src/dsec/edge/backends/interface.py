@@ -7,13 +7,14 @@ before `launch`), so that `connect`, `kill` and `clean` work just as well after 
 from __future__ import annotations
 
 from contextlib import AbstractAsyncContextManager
+from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from anyio.abc import ByteStream
 
 from dsec.edge.record import SandboxRecord
 from dsec.wire.public_v1 import Capability
-from dsec.wire.sandbox import SandboxSpec, Usage
+from dsec.wire.sandbox import Pause, SandboxSpec, Usage
 
 
 class Backend(Protocol):
@@ -81,6 +82,38 @@ class Backend(Protocol):
 
     async def usage(self, record: SandboxRecord) -> Usage:
         """What it uses, as seen from outside. Fields that cannot be had are 0."""
+        ...
+
+    async def freeze(self, record: SandboxRecord) -> None:
+        """Stop all its processes where they stand; on return none of them runs. Harmless twice.
+
+        Raises:
+            Unsupported: this host cannot. InternalError: some of it does not stand still.
+        """
+        ...
+
+    async def thaw(self, record: SandboxRecord) -> None:
+        """Let a frozen sandbox go on. Harmless twice."""
+        ...
+
+    async def reclaim(self, record: SandboxRecord) -> Pause:
+        """Take back what memory a frozen sandbox can do without, and say how much that was."""
+        ...
+
+    async def refill(self, record: SandboxRecord) -> None:
+        """Undo `reclaim` as far as it limited the sandbox, and begin to bring its memory back."""
+        ...
+
+    async def resize(self, record: SandboxRecord) -> None:
+        """Bring the limits and class of a running sandbox to those of its record.
+
+        Raises:
+            Unsupported: a part cannot be changed here. Conflict: it uses more than that.
+        """
+        ...
+
+    def writable(self, record: SandboxRecord) -> Path | None:
+        """Its writable layer, an overlay's upper directory of this host; None = it has none."""
         ...
 
     async def strays(self, known: frozenset[str]) -> list[str]:
