@@ -2,8 +2,8 @@
 
 An image is two layers: one of ten bases and an add-on that only this image has. A base is a whole
 Debian with python3 (the same build for all, over the node's own package sources) and packages of
-its own, some 100 MB of them. An add-on is four Debian packages, never the same four. All packages
-unpacked as they come from the mirror; their scripts do not run. A workspace is a wheel from PyPI,
+its own, some 100 MB of them. An add-on is eight Debian packages, never the same eight. All packages
+are unpacked as they come from the mirror; their scripts do not run. A workspace is a wheel from PyPI,
 unpacked; a toolkit is a program from PyPI with all it depends on. Every environment has another
 image, and pairs it with one of the workspaces and two of the toolkits.
 
@@ -71,7 +71,7 @@ WORKSPACES = (
 )
 TOOLKITS = ("pytest", "black", "mypy", "pylint", "ruff", "coverage", "flake8", "jedi")
 IMAGES = 100
-ADDED = 4
+ADDED = 8
 _TO_USR = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
 
 
@@ -113,9 +113,7 @@ def _kits(pair: tuple[str, str]) -> tuple[str, str]:
 
 def add_on_packages(number: int) -> tuple[str, ...]:
     """The packages of an add-on; no two have the same."""
-    choices = list(itertools.combinations(ADD_ONS, ADDED))
-    random.Random(1).shuffle(choices)
-    return choices[number]
+    return tuple(random.Random(number).sample(ADD_ONS, ADDED))
 
 
 async def make(place: Path) -> None:

@@ -178,6 +178,11 @@ def install(names: Sequence[str], target: Path) -> None:
     _compile(target)
 
 
+def download(names: Sequence[str], target: Path) -> None:
+    """Download packages from PyPI and all they depend on, as wheels for Python 3.11. Blocking."""
+    _pip(["download", "--dest", str(target), *names])
+
+
 def _pip(arguments: Sequence[str]) -> None:
     command = [sys.executable, "-m", "pip", arguments[0], "-q", "--disable-pip-version-check"]
     command += ["--only-binary=:all:", "--python-version=3.11", "--implementation=cp"]

@@ -28,12 +28,13 @@ from bench.harness import (
     server,
 )
 from dsec.base.errors import DsecError
-from dsec.edge.backends.launch_spec import CommandLimits, launch_spec
+from dsec.edge.backends.launch_spec import CommandLimits, HostFacts, launch_spec
 from dsec.edge.launcher import Launchers
 from dsec.edge.record import SandboxRecord
 from dsec.images.records import Environment
 from dsec.linux.cgroup import groups
 from dsec.linux.cgroup.detect import detect
+from dsec.linux.processors import usable
 from dsec.sdk import DSecClient, DSecContainerRunArgs
 from dsec.wire.launch import LaunchSpec
 from dsec.wire.public_v1 import ImageView
@@ -189,7 +190,8 @@ class Floor:
             directory=str(directory),
             socket=str(directory / "sock"),
         )
-        return launch_spec(record, self._layers, self._layout, CommandLimits(), nofile_max=1024)
+        facts = HostFacts(nofile_max=1024, processors=usable(), fuse=True)
+        return launch_spec(record, self._layers, self._layout, CommandLimits(), facts)
 
 
 async def main(options: argparse.Namespace) -> dict[str, object]:

@@ -21,7 +21,9 @@ SETTLE_S = 30.0
 """How long the traces of what has ended may take to go."""
 OURS = re.compile(r"^(aether|dsec|probe)")
 CGROUPS = Path("/sys/fs/cgroup")
-GROWING = re.compile(r"(\.(db|sqlite)3?(-(wal|shm|journal))?|\.log|\.toml|\d\.ext4|lock|\.json)$")
+GROWING = re.compile(
+    r"(\.(db|sqlite)3?(-(wal|shm|journal))?|\.log|\.toml|\d\.ext4|lock|\.json|/trajectories/[^/]+)$"
+)
 """Files of the state directory that are meant to be there, or to come and go."""
 
 
@@ -177,7 +179,7 @@ def _files(node: Node) -> Iterator[str]:
     for directory in node.directories:
         for path, names, files in os.walk(directory):
             yield from (f"{path}/{name}/" for name in names)
-            yield from (f"{path}/{name}" for name in files if not GROWING.search(name))
+            yield from (place for name in files if not GROWING.search(place := f"{path}/{name}"))
 
 
 def _descriptors(pid: int) -> Iterator[str]:

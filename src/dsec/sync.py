@@ -11,6 +11,7 @@ from dsec.sdk.sync import (
     Sandbox,
     SandboxTree,
     Session,
+    Steps,
 )
 
 __all__ = [
@@ -24,4 +25,5 @@ __all__ = [
     "Sandbox",
     "SandboxTree",
     "Session",
+    "Steps",
 ]

@@ -9,12 +9,13 @@ from pathlib import Path
 import anyio
 import pytest
 
-from dsec import DSecClient, DSecContainerRunArgs, Output, Sandbox
+from dsec import Conflict, DSecClient, DSecContainerRunArgs, Output, Sandbox
 from tests.contract import image
 from tests.contract.server import Server
 from tests.pristine import pristine_node, snapshot
 
 COUNT = int(os.environ.get("DSEC_RESTART_SANDBOXES", "200"))
+LINE = "echo begun; sleep 4; echo x >> /tmp/runs; echo done; /probe exit 9"
 pytestmark = [pytest.mark.needs_root]
 
 
@@ -65,12 +66,11 @@ async def _made(client: DSecClient) -> list[Sandbox]:
 
 
 async def test_a_killed_server_finds_every_sandbox_and_command_again(server: Server) -> None:
-    line = "echo begun; sleep 4; echo x >> /tmp/runs; echo done; /probe exit 9"
     with anyio.fail_after(120 + COUNT):
         async with server.client() as client:
             sandboxes = await _made(client)
             for sandbox in sandboxes:
-                await sandbox.start(shell=line, command_id="work")
+                await sandbox.start(shell=LINE, command_id="work")
         server.kill()
         server.start()
         async with server.client() as client, anyio.create_task_group() as group:
@@ -89,8 +89,9 @@ async def _finishes(client: DSecClient, name: str) -> None:
     said = b"".join([e.data async for e in command.events() if isinstance(e, Output)])
     assert said == b"begun\ndone\n"
     assert await sandbox.files.read("/tmp/runs") == b"x\n"
-    again = await sandbox.run_shell("echo twice >> /tmp/runs", command_id="work")
-    assert again.exit_code == 9
+    assert (await sandbox.run_shell(LINE, command_id="work")).exit_code == 9
+    with pytest.raises(Conflict):
+        await sandbox.run_shell("echo twice >> /tmp/runs", command_id="work")
     assert await sandbox.files.read("/tmp/runs") == b"x\n"
 
 

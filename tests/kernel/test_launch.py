@@ -199,6 +199,7 @@ class Node:
         fields: dict[str, Any] = {
             "id": name,
             "hostname": name,
+            "machine_id": f"{self._number:032x}",
             "uid_base": self.id_ranges[self._number] * IDS,
             "layers": [str(self.layer)],
             "upper": str(place / "upper"),
@@ -486,12 +487,14 @@ def test_files_the_image_has_are_left_alone(node: Node, launcher: Launcher, laye
     def change(tree: Path) -> None:
         (tree / "etc/hosts").write_text("1.2.3.4 mine\n")
         (tree / "etc/hostname").touch()
+        (tree / "etc/machine-id").touch()
         (tree / "etc/resolv.conf").symlink_to("../run/resolv.conf")
 
     spec = node.spec(layers=[str(layers.make(change)), str(node.layer)])
     box = Box(spec, launcher.launch(spec))
     assert box.read("/etc/hosts") == "1.2.3.4 mine\n"
     assert box.read("/etc/hostname") == f"{spec.hostname}\n"
+    assert box.read("/etc/machine-id") == f"{spec.machine_id}\n"
     assert box.read("/etc/resolv.conf") == "nameserver 127.0.0.1\n"
     end(box, launcher, node)
 

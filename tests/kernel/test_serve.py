@@ -172,6 +172,40 @@ def test_stdin_stream(client: Client) -> None:
     assert caught.value.code == "conflict"
 
 
+def test_input_that_is_sent_again_is_taken_once(client: Client) -> None:
+    client.call("start", command_id="again-in", argv=[str(PROBE), "cat"], stdin="pipe")
+    data = os.urandom(1 << 20)
+    first = client.open("stdin", command_id="again-in", offset=0)
+    first.send(data[:300_000])
+    first.end()
+    assert first.result() == {"written": 300_000}
+    with pytest.raises(Refused) as caught:
+        client.open("stdin", command_id="again-in", offset=300_001).result()
+    assert (caught.value.code, caught.value.kind) == ("conflict", "offset")
+    again = client.open("stdin", command_id="again-in", offset=100_000)
+    again.send(data[100_000:600_000])
+    again.end()
+    assert again.result() == {"written": 300_000}
+    idle = client.open("stdin", command_id="again-in", offset=600_000)
+    rest = client.open("stdin", command_id="again-in", offset=0, eof=True)  # takes over
+    with pytest.raises(Refused) as caught:
+        idle.result()
+    assert caught.value.code == "cancelled"
+    rest.send(data)
+    rest.end()
+    assert rest.result() == {"written": (1 << 20) - 600_000}
+    assert client.call("wait", command_id="again-in")["stdout_bytes"] == 1 << 20
+    over = client.open("stdin", command_id="again-in", offset=0, eof=True)
+    over.send(data)
+    over.end()
+    assert over.result() == {"written": 0}
+    beyond = client.open("stdin", command_id="again-in", offset=0, eof=True)
+    with pytest.raises(Refused) as caught:
+        beyond.send(data + b"x")
+        beyond.result()
+    assert caught.value.code == "conflict"
+
+
 def end_of_input(client: Client, command: str, data: bytes = b"") -> Any:
     """The answer to `stdin` with eof."""
     stream = client.open("stdin", command_id=command, eof=True)

@@ -13,9 +13,10 @@ from starlette.types import ASGIApp
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from dsec.base.clock import SystemClock
-from dsec.base.errors import CapacityUnavailable, DsecError, NotFound
+from dsec.base.errors import CapacityUnavailable, DsecError, NotFound, SandboxGone
 from dsec.base.states import FINAL, SandboxState, StopReason
 from dsec.edge.environment_routes import environment_routes
+from dsec.edge.snapshot_routes import snapshot_routes
 from dsec.kit.http import Handler, LateJson, Ndjson, Route, json_response, make_app, read_body
 from dsec.wire.edge_v1 import CreateOnEdge, ImageEvent, ListFilter
 from dsec.wire.public_v1 import (
@@ -41,7 +42,7 @@ class FakeEdge(FakeEnvironments):
         self.refusal: DsecError | None = None
         self.away: DsecError | None = None
         self.hang = False
-        self.pause: anyio.Event | None = None
+        self.gate: anyio.Event | None = None
         self.cancelled = anyio.Event()
         self.app = edge_app(self)
 
@@ -89,10 +90,14 @@ class FakeEdge(FakeEnvironments):
             limits=request.spec.limits,
             labels=dict(request.spec.labels),
             project=request.project,
+            job=request.spec.job or "",
+            step=request.spec.step,
+            group=request.spec.group,
+            epoch=request.spec.epoch,
         )
         self.sandboxes[request.id] = view
-        if self.pause:
-            await self.pause.wait()
+        if self.gate:
+            await self.gate.wait()
         return view
 
     async def get(self, sandbox: str) -> SandboxView:
@@ -108,6 +113,7 @@ class FakeEdge(FakeEnvironments):
             view
             for view in self.sandboxes.values()
             if matching.project in ("", view.project)
+            and matching.job in ("", view.job)
             and matching.labels.items() <= view.labels.items()
             and (not matching.states or view.state in matching.states)
         ]
@@ -117,6 +123,21 @@ class FakeEdge(FakeEnvironments):
         self.sandboxes[sandbox] = msgspec.structs.replace(
             view, state=SandboxState.STOPPED, stop_reason=StopReason.REQUESTED
         )
+        return self.sandboxes[sandbox]
+
+    async def pause(self, sandbox: str) -> SandboxView:
+        return await self._move(sandbox, SandboxState.PAUSED)
+
+    async def resume(self, sandbox: str) -> SandboxView:
+        return await self._move(sandbox, SandboxState.RUNNING)
+
+    async def _move(self, sandbox: str, state: SandboxState) -> SandboxView:
+        view = await self.get(sandbox)
+        if self.refusal:
+            raise self.refusal
+        if view.state in FINAL:
+            raise SandboxGone(f"{sandbox} is over", reason="requested")
+        self.sandboxes[sandbox] = msgspec.structs.replace(view, state=state)
         return self.sandboxes[sandbox]
 
     async def images(self) -> list[ImageView]:
@@ -163,13 +184,19 @@ class Handlers:
     async def delete(self, request: Request) -> Response:
         return json_response(await self.edge.stop(request.path_params["id"]))
 
+    async def pause(self, request: Request) -> Response:
+        return json_response(await self.edge.pause(request.path_params["id"]))
+
+    async def resume(self, request: Request) -> Response:
+        return json_response(await self.edge.resume(request.path_params["id"]))
+
     async def run(self, request: Request) -> LateJson:
         await request.body()
 
         async def work() -> object:
-            if self.edge.pause:
+            if self.edge.gate:
                 try:
-                    await self.edge.pause.wait()
+                    await self.edge.gate.wait()
                 except anyio.get_cancelled_exc_class():
                     self.edge.cancelled.set()
                     raise
@@ -182,9 +209,9 @@ class Handlers:
 
         async def events() -> AsyncGenerator[object, None]:
             yield {"type": "started"}
-            if self.edge.pause:
+            if self.edge.gate:
                 try:
-                    await self.edge.pause.wait()
+                    await self.edge.gate.wait()
                 except anyio.get_cancelled_exc_class():
                     self.edge.cancelled.set()
                     raise
@@ -248,6 +275,8 @@ def edge_app(edge: FakeEdge) -> ASGIApp:
     table: list[tuple[str, str, Handler]] = [
         ("GET", S, h.get),
         ("DELETE", S, h.delete),
+        ("POST", f"{S}/pause", h.pause),
+        ("POST", f"{S}/resume", h.resume),
         ("POST", f"{S}/commands/run", h.run),
         ("POST", f"{S}/commands/stream", h.stream),
         ("PUT", f"{S}/files", h.echo),
@@ -258,6 +287,8 @@ def edge_app(edge: FakeEdge) -> ASGIApp:
         ("POST", "/edge/v1/sandboxes:list", h.list_all),
         ("GET", "/edge/v1/sandboxes/{id}", h.get),
         ("DELETE", "/edge/v1/sandboxes/{id}", h.delete),
+        ("POST", "/edge/v1/sandboxes/{id}/pause", h.pause),
+        ("POST", "/edge/v1/sandboxes/{id}/resume", h.resume),
         ("GET", "/edge/v1/images", h.images),
         ("DELETE", "/edge/v1/images", h.remove),
         ("POST", "/edge/v1/images/pull", h.pull),
@@ -266,6 +297,7 @@ def edge_app(edge: FakeEdge) -> ASGIApp:
     ]
     routes = [Route(method=m, path=p, handler=handler, summary="") for m, p, handler in table]
     routes += environment_routes(edge)
+    routes += snapshot_routes(edge)
     return make_app(routes, SystemClock(), extra=[WebSocketRoute(f"{S}/ports/{{port}}", h.port)])
 
 

@@ -28,6 +28,7 @@ from dsec.wire.public_v1 import (
     TraceRead,
     TraceView,
 )
+from dsec.wire.sandbox import DiffEntry, SnapshotView
 
 COUNT_FROM = 1000.0
 STORE_URL = "file:///store"
@@ -45,6 +46,37 @@ class FakeEnvironments:
         self.traces: dict[tuple[str, str], TraceView] = {}
         self.garbage = [5, 7]
         self.collections: list[bool] = []
+        self.kept: dict[tuple[str, str], SnapshotView] = {}
+
+    def snapshot(self, project: str, name: str, **more: object) -> SnapshotView:
+        """Have a snapshot, and its image."""
+        image = f"snapshots/{project}/{name}"
+        fields: dict[str, object] = {"created_at": 1.0, **more}
+        view = SnapshotView(
+            name=name,
+            image=image,
+            digest="sha256:0",
+            parent="debian",
+            sandbox="",
+            project=project,
+            **fields,  # type: ignore[arg-type]
+        )
+        self.kept[project, name] = view
+        self.image_names.append(image)
+        return view
+
+    async def snapshots(self, project: str) -> list[SnapshotView]:
+        return [view for (of, _), view in self.kept.items() if of == project]
+
+    async def remove_snapshot(self, project: str, name: str) -> None:
+        if (project, name) not in self.kept:
+            raise NotFound(f"no snapshot {name!r}", kind="snapshot")
+        self.image_names.remove(self.kept.pop((project, name)).image)
+
+    async def snapshot_diff(self, project: str, name: str) -> list[DiffEntry]:
+        if (project, name) not in self.kept:
+            raise NotFound(f"no snapshot {name!r}", kind="snapshot")
+        return [DiffEntry(path=f"/{self.node}", change="added", kind="file")]
 
     async def layers(self, kind: LayerKind | None = None) -> list[LayerView]:
         return [view for view in self.published.values() if kind in (None, view.kind)]

@@ -12,11 +12,12 @@ from dsec.apiserver.app import Apiserver
 from dsec.base.clock import SystemClock
 from dsec.base.ids import PrincipalId, ProjectId
 from dsec.control.edges import Edge, Edges
+from dsec.control.stores import Stores
 from dsec.iam.keys import digest_of, mint_key
 from dsec.iam.permissions import OWNER, READER
 from dsec.iam.principals import Grant, Principal
 from dsec.iam.projects import ROOT, Project
-from dsec.store.memory import MemoryClaims, MemoryDirectory
+from dsec.store.memory import MemoryClaims, MemoryDirectory, MemoryLeases
 from tests.system.fake_edge import FakeEdge
 
 BASE = "http://dsec"
@@ -42,6 +43,7 @@ class Plane:
     client: httpx.AsyncClient
     directory: MemoryDirectory
     claims: MemoryClaims
+    book: MemoryLeases
 
 
 def bearer(key: str) -> dict[str, str]:
@@ -74,13 +76,13 @@ async def control_plane(
     fakes: list[FakeEdge], links: list[Edge] | None = None
 ) -> AsyncIterator[Plane]:
     clock = SystemClock()
-    directory, claims = MemoryDirectory(clock), MemoryClaims(clock)
+    directory, claims, book = MemoryDirectory(clock), MemoryClaims(clock), MemoryLeases()
     edges = Edges(links or [Edge(fake, fake.app) for fake in fakes], clock)
-    server = Apiserver(edges, directory, claims, clock, "0.0.0")
+    server = Apiserver(edges, Stores(directory, claims, book), clock, "0.0.0")
     await edges.refresh()
     keys = await make_keys(directory)
     transport = httpx.ASGITransport(server.app)
     async with httpx.AsyncClient(
         transport=transport, base_url=BASE, headers=bearer(keys.owner)
     ) as client:
-        yield Plane(server, edges, fakes, keys, client, directory, claims)
+        yield Plane(server, edges, fakes, keys, client, directory, claims, book)

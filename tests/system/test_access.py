@@ -41,6 +41,17 @@ NEEDS: dict[str, Permission | None] = {
     "GET /v1/environments/trace": P.IMAGE_READ,
     "GET /v1/store": P.NODE_READ,
     "POST /v1/store/collect": P.IMAGE_WRITE,
+    "GET /v1/jobs": P.SANDBOX_READ,
+    "GET /v1/jobs/{job}": P.SANDBOX_READ,
+    "POST /v1/jobs/{job}/pause": P.SANDBOX_OPERATE,
+    "POST /v1/jobs/{job}/resume": P.SANDBOX_OPERATE,
+    "POST /v1/jobs/{job}/reap": P.SANDBOX_STOP,
+    "PUT /v1/jobs/{job}/lease": P.SANDBOX_OPERATE,
+    "DELETE /v1/jobs/{job}/lease": P.SANDBOX_OPERATE,
+    "GET /v1/snapshots": P.SANDBOX_READ,
+    "GET /v1/snapshots/{name}": P.SANDBOX_READ,
+    "DELETE /v1/snapshots/{name}": P.SANDBOX_OPERATE,
+    "GET /v1/snapshots/{name}/diff": P.SANDBOX_READ,
     "GET S": P.SANDBOX_READ,
     "DELETE S": P.SANDBOX_STOP,
     "GET S/processes": P.SANDBOX_READ,
@@ -69,6 +80,13 @@ NEEDS: dict[str, Permission | None] = {
     "GET S/files/watch": P.SANDBOX_OPERATE,
     "GET S/tree": P.SANDBOX_OPERATE,
     "PUT S/tree": P.SANDBOX_OPERATE,
+    "POST S/pause": P.SANDBOX_OPERATE,
+    "POST S/resume": P.SANDBOX_OPERATE,
+    "PATCH S": P.SANDBOX_OPERATE,
+    "POST S/pack": P.SANDBOX_OPERATE,
+    "GET S/diff": P.SANDBOX_OPERATE,
+    "POST S/fork": P.SANDBOX_OPERATE,
+    "GET S/trajectory": P.SANDBOX_OPERATE,
 }
 """What each route needs. `S` = `/v1/sandboxes/{id}`."""
 
@@ -87,6 +105,7 @@ QUERIES: dict[str, dict[str, str]] = {
     "DELETE /v1/layers": {"kind": "toolkit", "name": "rg:1"},
     "POST /v1/layers/publish": {"kind": "toolkit", "name": "rg:2"},
     "GET /v1/environments/trace": {"image": "debian"},
+    "DELETE /v1/jobs/{job}/lease": {"epoch": "1"},
 }
 S = "/v1/sandboxes/{id}"
 

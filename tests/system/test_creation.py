@@ -69,7 +69,7 @@ async def test_the_same_key_for_another_request_is_a_conflict() -> None:
 
 async def test_fifty_at_once_under_one_key_make_one_sandbox() -> None:
     edge = FakeEdge()
-    edge.pause = anyio.Event()
+    edge.gate = anyio.Event()
     ids: list[str] = []
     async with control_plane([edge, FakeEdge("n002")]) as plane:
 
@@ -81,7 +81,7 @@ async def test_fifty_at_once_under_one_key_make_one_sandbox() -> None:
             for _ in range(50):
                 group.start_soon(create)
             await anyio.lowlevel.checkpoint()
-            edge.pause.set()
+            edge.gate.set()
         assert len(plane.server.sandboxes._flights._locks) == 0
     assert len(ids) == 50
     assert len(set(ids)) == 1
@@ -133,7 +133,7 @@ async def test_a_failed_start_is_not_tried_elsewhere() -> None:
 
 async def test_a_key_moved_by_another_process_leaves_one_sandbox() -> None:
     edge, other = FakeEdge("n001"), FakeEdge("n002")
-    edge.pause = anyio.Event()
+    edge.gate = anyio.Event()
     made: list[httpx.Response] = []
     async with control_plane([edge, other]) as plane:
         plane.claims.shared = True
@@ -152,7 +152,7 @@ async def test_a_key_moved_by_another_process_leaves_one_sandbox() -> None:
             root = ProjectId("root")
             target = mint_sandbox_id(NodeId("n002"))
             await plane.claims.move(root, "a", sandbox_id(first), target)
-            edge.pause.set()
+            edge.gate.set()
     assert made[0].json()["id"] == target
     assert edge.sandboxes[first].state == "stopped"
 

@@ -13,7 +13,7 @@ from dsec.main.gen import FILE, public_openapi
 from tests.system.fake_edge import FakeEdge
 from tests.system.plane import control_plane
 
-METHODS = {"get", "put", "post", "delete"}
+METHODS = {"get", "put", "post", "patch", "delete"}
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +82,7 @@ def test_what_needs_no_key_says_so(description: dict[str, Any]) -> None:
 
 def test_queries_are_parameters(description: dict[str, Any]) -> None:
     listed = description["paths"]["/v1/sandboxes"]["get"]["parameters"]
-    assert {p["name"] for p in listed} == {"label", "state", "limit", "next"}
+    assert {p["name"] for p in listed} == {"label", "state", "job", "limit", "next"}
     assert not any(name.endswith("Query") for name in description["components"]["schemas"])
 
 

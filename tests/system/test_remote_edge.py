@@ -279,12 +279,12 @@ async def test_headers_go_through_but_for_ours(way: str, tmp_path: Path) -> None
 async def test_a_stream_arrives_as_it_is_made(way: str, tmp_path: Path) -> None:
     async with remote(way, tmp_path) as far:
         s = await far.sandbox()
-        far.edge.pause = anyio.Event()
+        far.edge.gate = anyio.Event()
         async with far.plane.client.stream("POST", f"{s}/commands/stream", json={}) as answer:
             lines = answer.aiter_lines()
             assert await anext(lines) == '{"type":"started"}'
             assert await anext(lines) == '{"type":"heartbeat"}'
-            far.edge.pause.set()
+            far.edge.gate.set()
             assert '{"type":"exited"}' in [line async for line in lines]
 
 
@@ -294,7 +294,7 @@ async def test_a_client_that_leaves_is_noticed_at_the_edge(
 ) -> None:
     async with remote(way, tmp_path) as far:
         s = await far.sandbox()
-        far.edge.pause = anyio.Event()
+        far.edge.gate = anyio.Event()
         async with far.plane.client.stream("POST", f"{s}/{what}", json={}) as answer:
             await anext(answer.aiter_raw())
         with anyio.fail_after(5):

@@ -8,6 +8,7 @@
 mod confine;
 mod error;
 mod frame;
+mod fuse;
 mod launch;
 mod serve;
 mod spec;

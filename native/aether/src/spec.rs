@@ -16,11 +16,28 @@ pub(crate) struct CgroupDir {
 /// A directory to give other attributes: path, mode, uid and gid inside.
 pub(crate) type Mend = (String, u32, u32, u32);
 
+/// Files of the host that say what a sandbox may use and uses.
+#[derive(Debug, Clone, Deserialize)]
+pub(crate) struct Meters {
+    pub(crate) memory_limit: String,
+    pub(crate) memory_usage: String,
+    pub(crate) memory_stat: String,
+    pub(crate) cpu_time: String,
+}
+
+impl Meters {
+    pub(crate) fn paths(&self) -> [&String; 4] {
+        [&self.memory_limit, &self.memory_usage, &self.memory_stat, &self.cpu_time]
+    }
+}
+
 /// One sandbox to launch; see the Python side for the meaning of each field.
 #[derive(Debug, Clone, Deserialize)]
 pub(crate) struct LaunchSpec {
     pub(crate) id: String,
     pub(crate) hostname: String,
+    #[serde(default)]
+    pub(crate) machine_id: String,
     pub(crate) uid_base: u32,
     pub(crate) layers: Vec<String>,
     #[serde(default)]
@@ -36,6 +53,10 @@ pub(crate) struct LaunchSpec {
     pub(crate) work_v2: String,
     #[serde(default)]
     pub(crate) work_v1: Vec<String>,
+    #[serde(default)]
+    pub(crate) cpus: Vec<u32>,
+    #[serde(default)]
+    pub(crate) meters: Option<Meters>,
     #[serde(default)]
     pub(crate) network: String,
     #[serde(default)]

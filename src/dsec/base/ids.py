@@ -5,6 +5,7 @@ Lower-case letters and digits only: an id is also a DNS label, a cgroup and a di
 
 from __future__ import annotations
 
+import hashlib
 import re
 import secrets
 from typing import NewType
@@ -42,6 +43,12 @@ def node_id(text: str) -> NodeId:
 def mint_sandbox_id(node: NodeId) -> SandboxId:
     """Make a new sandbox id on a node: `sbx`, the node, 80 random bits."""
     return SandboxId(f"sbx{node}{_random(16)}")
+
+
+def derive_sandbox_id(node: NodeId, *of: str) -> SandboxId:
+    """The sandbox id on a node that stands for some texts: always the same for the same ones."""
+    digest = hashlib.sha256("\0".join(of).encode()).digest()
+    return SandboxId(f"sbx{node}{''.join(_ALPHABET[byte % 32] for byte in digest[:16])}")
 
 
 def sandbox_id(text: str) -> SandboxId:

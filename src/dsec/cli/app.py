@@ -12,14 +12,20 @@ from dsec.cli import (
     environments,
     images,
     inspecting,
+    jobs,
     layers,
     running,
     sandboxes,
+    snapshots,
+    state,
     store,
+    traces,
 )
 from dsec.cli.options import COMMAND_CONTEXT, Json
 
 SANDBOXES = "Sandboxes"
+STATE = "State and history"
+JOBS = "Jobs"
 COMMANDS = "Commands and files"
 PLATFORM = "Environments and nodes"
 
@@ -52,6 +58,40 @@ app.command("exec", rich_help_panel=COMMANDS, context_settings=COMMAND_CONTEXT)(
 app.command("shell", rich_help_panel=COMMANDS)(running.shell)
 app.command("logs", rich_help_panel=COMMANDS)(inspecting.logs)
 app.command("cp", rich_help_panel=COMMANDS)(copying.cp)
+
+app.command("pause", rich_help_panel=STATE)(state.pause)
+app.command("resume", rich_help_panel=STATE)(state.resume)
+app.command("resize", rich_help_panel=STATE)(state.resize)
+app.command("pack", rich_help_panel=STATE)(state.pack)
+app.command("diff", rich_help_panel=STATE)(state.diff)
+app.command("fork", rich_help_panel=STATE)(state.fork)
+app.command("restore", rich_help_panel=STATE)(state.restore)
+
+snapshot = typer.Typer(help="Snapshots: what sandboxes had written.", no_args_is_help=True)
+snapshot.command("ls")(snapshots.ls)
+snapshot.command("show")(snapshots.show)
+snapshot.command("rm")(snapshots.rm)
+snapshot.command("diff")(snapshots.diff)
+app.add_typer(snapshot, name="snapshot", rich_help_panel=STATE)
+
+trace = typer.Typer(
+    help="What has happened in sandboxes: `dsec trace SANDBOX` shows it.",
+    no_args_is_help=True,
+    cls=traces.ShowByDefault,
+)
+trace.command("show")(traces.show)
+trace.command("diff")(traces.compare)
+trace.command("replay")(traces.replay)
+app.add_typer(trace, name="trace", rich_help_panel=STATE)
+
+job = typer.Typer(help="Jobs: the sandboxes of one run together.", no_args_is_help=True)
+job.command("ls")(jobs.ls)
+job.command("show")(jobs.show)
+job.command("pause")(jobs.pause)
+job.command("resume")(jobs.resume)
+job.command("reap")(jobs.reap)
+job.command("lease", context_settings=COMMAND_CONTEXT)(jobs.lease)
+app.add_typer(job, name="job", rich_help_panel=JOBS)
 
 image = typer.Typer(help="Images sandboxes are started from.", no_args_is_help=True)
 image.command("ls")(images.ls)

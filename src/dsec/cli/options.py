@@ -6,6 +6,8 @@ from typing import Annotated
 
 import typer
 
+from dsec.cli import completing
+
 COMMAND_CONTEXT = {
     "allow_interspersed_args": False,
     "ignore_unknown_options": False,
@@ -14,7 +16,40 @@ COMMAND_CONTEXT = {
 """Everything after the first argument belongs to the command to run."""
 
 Json = Annotated[bool, typer.Option("--json", help="One JSON document instead of a table.")]
-SandboxId = Annotated[str, typer.Argument(metavar="SANDBOX", help="Id of a sandbox.")]
+SandboxId = Annotated[
+    str,
+    typer.Argument(metavar="SANDBOX", help="Id of a sandbox.", autocompletion=completing.sandboxes),
+]
+SandboxIds = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="SANDBOX...", help="Ids of sandboxes.", autocompletion=completing.sandboxes
+    ),
+]
+SnapshotName = Annotated[
+    str,
+    typer.Argument(metavar="NAME", help="Name of a snapshot.", autocompletion=completing.snapshots),
+]
+JobName = Annotated[
+    str, typer.Argument(metavar="JOB", help="Name of a job.", autocompletion=completing.jobs)
+]
+Job = Annotated[
+    str | None,
+    typer.Option("--job", help="Job it belongs to; else DSEC_JOB.", autocompletion=completing.jobs),
+]
+Step = Annotated[str, typer.Option("--step", help="Step of the job, a word of yours.")]
+Group = Annotated[str, typer.Option("--group", help="Group of the step, a word of yours.")]
+Ttl = Annotated[str, typer.Option("--ttl", help="Stop after idle time; none: never.")]
+Lifetime = Annotated[str, typer.Option("--lifetime", help="Stop at this age.")]
+Idle = Annotated[
+    str, typer.Option("--idle", metavar="stop|pause", help="What --ttl does, when it has passed.")
+]
+Qos = Annotated[
+    str,
+    typer.Option(
+        "--qos", metavar="ls|be", help="Latency-sensitive, or best-effort: gets the rest."
+    ),
+]
 Words = Annotated[list[str] | None, typer.Argument(metavar="[--] COMMAND...", help="What to run.")]
 Labels = Annotated[
     list[str] | None, typer.Option("--label", "-l", metavar="KEY=VALUE", help="Repeatable.")

@@ -13,7 +13,13 @@ from dsec.base.quantity import format_duration
 Cell = str | tuple[str, str]
 """Text, or text and a rich style."""
 
-STYLES = {"running": "green", "creating": "yellow", "failed": "red", "lost": "red"}
+STYLES = {
+    "running": "green",
+    "creating": "yellow",
+    "paused": "cyan",
+    "failed": "red",
+    "lost": "red",
+}
 _BIDI = "\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
 
 
@@ -39,6 +45,11 @@ def print_json(value: object) -> None:
     Every field is there, also those that the API leaves out because they say the usual.
     """
     sys.stdout.write(json.dumps(_whole(value), indent=2) + "\n")
+
+
+def print_json_line(value: object) -> None:
+    """One line, in ASCII, for one of many values that come one after the other."""
+    sys.stdout.write(json.dumps(_whole(value)) + "\n")
 
 
 def _whole(value: object) -> object:

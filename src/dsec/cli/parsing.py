@@ -6,10 +6,13 @@ import math
 import os
 import re
 from collections.abc import Sequence
+from typing import cast, get_args
 
 from dsec.base.errors import InvalidRequest
 from dsec.base.quantity import MIB, parse_size_bytes
+from dsec.wire.sandbox import IdleAction, QosClass
 
+LONGEST_S = 30 * 86400.0
 _DURATION = re.compile(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+(?:\.\d+)?)s?)?", re.ASCII)
 
 
@@ -88,6 +91,24 @@ def seconds(text: str) -> float | None:
     if total <= 0:
         raise InvalidRequest(f"{text!r} must be more than nothing; for no limit say none")
     return total
+
+
+def idle_action(text: str) -> IdleAction:
+    """`stop` or `pause`.
+
+    Raises:
+        InvalidRequest: it is neither.
+    """
+    return cast("IdleAction", one_of(get_args(IdleAction), text, "--idle"))
+
+
+def qos_class(text: str) -> QosClass:
+    """`ls` or `be`.
+
+    Raises:
+        InvalidRequest: it is neither.
+    """
+    return cast("QosClass", one_of(get_args(QosClass), text, "--qos"))
 
 
 def network(allow: Sequence[str], deny: Sequence[str]) -> dict[str, bool]:

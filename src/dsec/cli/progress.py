@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Protocol, TypeVar
 
@@ -38,6 +38,36 @@ async def follow(events: ProgressStream[R]) -> R:
     if ready is None:
         raise Unavailable("the work ended without a result")
     return ready
+
+
+@contextmanager
+def waiting(what: str) -> Iterator[None]:
+    """Show on a terminal that something is being waited for."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    from rich.console import Console  # here: only a terminal needs it
+    from rich.markup import escape
+
+    with Console(stderr=True).status(escape(clean(what))):
+        yield
+
+
+@contextmanager
+def counting(what: str, total: int) -> Iterator[Callable[[], None]]:
+    """Show on a terminal how many of `total` are done; call what it gives for each."""
+    if not sys.stderr.isatty() or total < 2:
+        with waiting(what):
+            yield lambda: None
+        return
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    with Progress(*columns, console=Console(stderr=True)) as bars:
+        task = bars.add_task(escape(clean(what)), total=total)
+        yield lambda: bars.advance(task)
 
 
 @contextmanager

@@ -15,14 +15,21 @@ from dsec.cli.attach import Detached, attach, need_terminal, terminal_size
 from dsec.cli.boundary import client, verb
 from dsec.cli.options import (
     Env,
+    Group,
+    Idle,
     Interactive,
+    Job,
     Json,
     Labels,
+    Lifetime,
     Memory,
+    Qos,
     SandboxId,
+    Step,
     Timeout,
     Toolkits,
     TraceName,
+    Ttl,
     Tty,
     User,
     Words,
@@ -33,7 +40,7 @@ from dsec.cli.output import note, print_json
 from dsec.sdk import Command, DSecContainerRunArgs, Sandbox
 from dsec.wire.sandbox import Backend, PtySize
 
-LONGEST_S = 30 * 86400.0
+LONGEST_S = parsing.LONGEST_S
 SHELLS = ("bash", "sh")
 """Tried in turn: what an image has differs."""
 
@@ -60,8 +67,13 @@ async def run(
     ] = None,
     env: Env = None,
     label: Labels = None,
-    ttl: Annotated[str, typer.Option("--ttl", help="Stop after idle time; none: never.")] = "30m",
-    lifetime: Annotated[str, typer.Option("--lifetime", help="Stop at this age.")] = "24h",
+    ttl: Ttl = "30m",
+    idle: Idle = "stop",
+    lifetime: Lifetime = "24h",
+    qos: Qos = "ls",
+    job: Job = None,
+    step: Step = "",
+    group: Group = "",
     user: User = None,
     workdir: Workdir = None,
     hostname: Annotated[str | None, typer.Option("--hostname", help="Its host name.")] = None,
@@ -116,6 +128,11 @@ async def run(
         trace=trace,
         record_trace=record_trace,
         backend=cast("Backend", parsing.one_of(get_args(Backend), backend, "--backend")),
+        idle_action=parsing.idle_action(idle),
+        qos=parsing.qos_class(qos),
+        job=job,
+        step=step,
+        group=group,
     )
     async with client() as dsec:
         sandbox = await dsec.run_container(args, timeout=parsing.seconds(wait) or LONGEST_S)

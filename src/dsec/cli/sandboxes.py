@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Annotated
 
-import anyio
 import typer
 
 from dsec.base.clock import SystemClock
-from dsec.base.errors import DsecError, InvalidRequest
+from dsec.base.errors import InvalidRequest
 from dsec.base.quantity import format_duration, format_size
-from dsec.base.states import FINAL, SandboxState
+from dsec.base.states import SandboxState
 from dsec.cli import parsing
-from dsec.cli.boundary import client, report, verb
-from dsec.cli.options import Json, Labels, SandboxId
+from dsec.cli.boundary import client, verb
+from dsec.cli.completing import LIVE
+from dsec.cli.many import on_each, report_all
+from dsec.cli.options import Job, Json, Labels, SandboxId
 from dsec.cli.output import Cell, age, print_json, print_table, styled
-from dsec.sdk import DSecClient
 from dsec.wire.sandbox import SandboxView, Usage
 
 AT_ONCE = 32
-LIVE = [state.value for state in SandboxState if state not in FINAL]
 All = Annotated[bool, typer.Option("--all", "-a", help="Those that are over, too.")]
 
 
@@ -29,6 +27,7 @@ async def ls(
     *,
     every: All = False,
     label: Labels = None,
+    job: Job = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only ids.")] = False,
     json: Json = False,
 ) -> None:
@@ -41,7 +40,7 @@ async def ls(
     """
     async with client() as dsec:
         labels = parsing.pairs(label or [], "label")
-        views = await dsec.list(labels=labels, states=None if every else LIVE)
+        views = await dsec.list(labels=labels, states=None if every else LIVE, job=job)
     if json:
         print_json(views)
     elif quiet:
@@ -85,35 +84,13 @@ async def stop(
         if every:
             found = await dsec.list(labels=parsing.pairs(label or [], "label"), states=LIVE)
             ids = [view.id for view in found]
-        stopped, failed = await _stop_all(dsec, ids)
+        stopped, failed = await on_each(dsec, ids, lambda sandbox: sandbox.stop())
     if json:
         print_json(stopped)
     else:
         for view in stopped:
             typer.echo(view.id)
-    statuses = [report(error) for error in failed]
-    return statuses[0] if statuses else 0
-
-
-async def _stop_all(
-    dsec: DSecClient, ids: Sequence[str]
-) -> tuple[list[SandboxView], list[DsecError]]:
-    stopped: list[SandboxView] = []
-    failed: list[DsecError] = []
-    limit = anyio.CapacityLimiter(AT_ONCE)
-
-    async def one(sandbox_id: str) -> None:
-        async with limit:
-            try:
-                sandbox = await dsec.get(sandbox_id)
-                stopped.append(await sandbox.stop())
-            except DsecError as exc:
-                failed.append(exc)
-
-    async with anyio.create_task_group() as group:
-        for sandbox_id in ids:
-            group.start_soon(one, sandbox_id)
-    return stopped, failed
+    return report_all(failed)
 
 
 @verb

@@ -91,6 +91,10 @@ class Edges:
         """Every edge that has answered once, with its node."""
         return list(self._by_node.items())
 
+    def unheard(self) -> int:
+        """How many edges have not told their node's name yet."""
+        return sum(edge.view is None for edge in self._edges)
+
     def at(self, node: NodeId) -> Edge:
         """The edge of a node.
 

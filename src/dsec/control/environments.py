@@ -5,6 +5,7 @@ from __future__ import annotations
 from dsec.control import everywhere
 from dsec.control.access import Caller
 from dsec.control.edges import Edges
+from dsec.control.snapshots import require_image
 from dsec.iam.permissions import Permission
 from dsec.wire.environment_queries import TraceQuery
 from dsec.wire.public_v1 import LintReport, LintRequest, TraceView
@@ -27,6 +28,7 @@ class Environments:
             NotFound: no node has the image or a layer.
         """
         caller.require(Permission.SANDBOX_CREATE, caller.project)
+        require_image(caller, request.image)
         return await everywhere.first(self._edges, lambda api: api.lint(request))
 
     async def trace(self, caller: Caller, wanted: TraceQuery) -> TraceView:
@@ -38,6 +40,7 @@ class Environments:
         """
         caller.require_somewhere(Permission.IMAGE_READ)
         environment = wanted.environment()
+        require_image(caller, environment.image)
         found = await everywhere.gather(
             self._edges, lambda api: api.trace(environment, wanted.trace)
         )

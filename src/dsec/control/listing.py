@@ -31,6 +31,7 @@ class Wanted:
 
     labels: dict[str, str] = field(default_factory=dict)
     states: list[SandboxState] = field(default_factory=list)
+    job: str = ""
     limit: int = 100
     after: str = ""
     """The `next` of the page before."""
@@ -56,7 +57,7 @@ async def list_sandboxes(edges: Edges, caller: Caller, wanted: Wanted) -> Page:
     if not projects:
         caller.require(Permission.SANDBOX_READ, caller.project)
     start = _read_mark(wanted.after)
-    answers, silent = await _ask_all(edges, _filter(wanted, projects))
+    answers, silent = await ask_all(edges, _filter(wanted, projects))
     found = sorted((v for v in answers if v.project in projects), key=_mark)
     rest = [view for view in found if start is None or _mark(view) > start]
     page = rest[: wanted.limit]
@@ -66,10 +67,17 @@ async def list_sandboxes(edges: Edges, caller: Caller, wanted: Wanted) -> Page:
 
 def _filter(wanted: Wanted, projects: frozenset[ProjectId]) -> ListFilter:
     only = next(iter(projects)) if len(projects) == 1 else ""
-    return ListFilter(project=only, labels=wanted.labels, states=list(wanted.states))
+    return ListFilter(
+        project=only, labels=wanted.labels, states=list(wanted.states), job=wanted.job
+    )
 
 
-async def _ask_all(edges: Edges, matching: ListFilter) -> tuple[list[SandboxView], list[NodeId]]:
+async def ask_all(edges: Edges, matching: ListFilter) -> tuple[list[SandboxView], list[NodeId]]:
+    """What every edge has that matches, and the nodes that do not answer.
+
+    Raises:
+        Unavailable: none does.
+    """
     views: list[SandboxView] = []
     silent: list[NodeId] = []
 

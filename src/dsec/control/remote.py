@@ -35,7 +35,7 @@ from dsec.wire.public_v1 import (
     StoreView,
     TraceView,
 )
-from dsec.wire.sandbox import Heartbeat, SandboxView, StreamError
+from dsec.wire.sandbox import DiffEntry, Heartbeat, SandboxView, SnapshotView, StreamError
 
 T = TypeVar("T")
 E = TypeVar("E", bound=msgspec.Struct)
@@ -159,6 +159,16 @@ class HttpEdge:
         """Stop it and wait until nothing of it is left. Raises NotFound."""
         return await self._call("DELETE", f"sandboxes/{quote(sandbox, safe='')}", SandboxView)
 
+    async def pause(self, sandbox: str) -> SandboxView:
+        """Freeze it and take back its memory. Raises NotFound, SandboxGone."""
+        path = f"sandboxes/{quote(sandbox, safe='')}/pause"
+        return await self._call("POST", path, SandboxView)
+
+    async def resume(self, sandbox: str) -> SandboxView:
+        """Have it go on. Raises NotFound, SandboxGone, CapacityUnavailable."""
+        path = f"sandboxes/{quote(sandbox, safe='')}/resume"
+        return await self._call("POST", path, SandboxView)
+
     async def images(self) -> list[ImageView]:
         """Images on this node."""
         return await self._call("GET", "images", list[ImageView])
@@ -223,6 +233,20 @@ class HttpEdge:
         """Remove from the store what nothing refers to. Raises Unsupported."""
         query = {"dry_run": "true" if dry_run else "false"}
         return await self._call("POST", "store/collect", CollectReport, query=query)
+
+    async def snapshots(self, project: str) -> list[SnapshotView]:
+        """Snapshots of a project that can be had there."""
+        query = {"project": project}
+        return await self._call("GET", "snapshots", list[SnapshotView], query=query)
+
+    async def remove_snapshot(self, project: str, name: str) -> None:
+        """Forget a snapshot. Raises NotFound, Conflict."""
+        await self._call("DELETE", "snapshots", object, query=_snapshot(project, name))
+
+    async def snapshot_diff(self, project: str, name: str) -> list[DiffEntry]:
+        """What a snapshot has changed. Raises NotFound."""
+        query = _snapshot(project, name)
+        return await self._call("GET", "snapshots/diff", list[DiffEntry], query=query)
 
     async def _call(
         self,
@@ -291,6 +315,10 @@ def _event(said: E | Heartbeat | StreamError) -> E | None:
 
 def _layer(kind: LayerKind, name: str) -> dict[str, str]:
     return {"kind": kind, "name": name}
+
+
+def _snapshot(project: str, name: str) -> dict[str, str]:
+    return {"project": project, "name": name}
 
 
 def _raw_path(path: str, query: Query | None) -> bytes:

@@ -19,7 +19,6 @@ from dsec.base.errors import (
     Conflict,
     DeadlineExceeded,
     DsecError,
-    InvalidRequest,
     NotFound,
     SandboxGone,
     StorageFull,
@@ -30,9 +29,11 @@ from dsec.base.ids import NodeId, ProjectId, SandboxId, mint_sandbox_id, node_of
 from dsec.control.access import Caller
 from dsec.control.claims import Claims
 from dsec.control.edges import Edge, Edges
-from dsec.control.flights import Flights
+from dsec.control.leases import Leases, checked_key
 from dsec.control.ownership import Ownership
+from dsec.control.snapshots import require_image
 from dsec.iam.permissions import Permission
+from dsec.kit.flights import Flights
 from dsec.placement.choose import Refusal, choose
 from dsec.store.records import Claim
 from dsec.wire.edge_v1 import CreateOnEdge
@@ -44,7 +45,6 @@ logger = logging.getLogger("dsec.control")
 CREATE_TIMEOUT_S = 300.0
 BATCH_AT_ONCE = 32
 """Creations of one batch in flight; a batch of thousands must not starve single creations."""
-MAX_KEY_LENGTH = 200
 CLAIMS_KEPT_S = 2 * 86400.0
 FORGET_EVERY_S = 3600.0
 
@@ -56,6 +56,11 @@ class Creation:
     project: ProjectId
     spec: SandboxSpec
     key: str = ""
+    """As claimed: the caller's, and what else makes it another creation."""
+    digest: bytes = b""
+    """Of what the caller asked for."""
+    principal: str = ""
+    """Who asks."""
     minted: set[SandboxId] = field(default_factory=set)
     """Ids this creation drew: nobody can have asked an edge for them before."""
     tried: set[NodeId] = field(default_factory=set)
@@ -70,12 +75,14 @@ class Sandboxes:
         edges: Edges,
         claims: Claims,
         ownership: Ownership,
+        leases: Leases,
         clock: Clock,
         rng: random.Random | None = None,
     ) -> None:
         self._edges = edges
         self._claims = claims
         self._ownership = ownership
+        self._leases = leases
         self._clock = clock
         self._rng = rng or random.Random()  # noqa: S311 - load, not secrets
         self._flights = Flights()
@@ -90,18 +97,26 @@ class Sandboxes:
 
         Raises:
             PermissionDenied: the caller may not create sandboxes.
-            Conflict: the key was used for a different request.
+            Conflict: the key was used for a different request, or the specification's epoch is not
+                the one in force of its job.
             CapacityUnavailable: every node refused; nothing was started.
             NotFound, Unsupported, StartFailed, Unavailable, DeadlineExceeded: as the edge says.
         """
         caller.require(Permission.SANDBOX_CREATE, caller.project)
-        if len(key) > MAX_KEY_LENGTH:
-            raise InvalidRequest(f"the idempotency key is over {MAX_KEY_LENGTH} characters")
-        creation = Creation(caller.project, spec, key)
+        require_image(caller, spec.image)
+        key = checked_key(key)
+        stamped = await self._leases.stamp(caller.project, spec)
+        creation = Creation(
+            caller.project,
+            stamped,
+            _key_of(stamped, key),
+            _digest(spec),
+            principal=caller.principal.id,
+        )
         if not key:
             return await self._create_anew(creation)
         # Within this process one at a time; the claims hold between processes.
-        async with self._flights.alone((creation.project, key)):
+        async with self._flights.alone((creation.project, creation.key)):
             return await self._create_claimed(creation)
 
     async def _create_anew(self, creation: Creation) -> SandboxView:
@@ -129,9 +144,8 @@ class Sandboxes:
             claim = await self._found(creation)
 
     async def _claim(self, creation: Creation) -> Claim:
-        digest = _digest(creation.spec)
         try:
-            wanted = Claim(self._place(creation), digest)
+            wanted = Claim(self._place(creation), creation.digest)
         except DsecError:
             # Nowhere to put a new one, but this may be a repeat.
             found = await self._claims.find(creation.project, creation.key)
@@ -140,7 +154,7 @@ class Sandboxes:
             claim = found
         else:
             claim = await self._claims.claim(creation.project, creation.key, wanted)
-        if claim.digest != digest:
+        if claim.digest != creation.digest:
             raise Conflict("the idempotency key was used for a different request", kind="key")
         return claim
 
@@ -189,7 +203,12 @@ class Sandboxes:
     async def _create_on_edge(self, creation: Creation, sandbox: SandboxId) -> SandboxView:
         edge = self._edges.of(sandbox)
         self._edges.placed(node_of(sandbox))
-        request = CreateOnEdge(id=sandbox, project=creation.project, spec=creation.spec)
+        request = CreateOnEdge(
+            id=sandbox,
+            project=creation.project,
+            spec=creation.spec,
+            principal=creation.principal,
+        )
         try:
             with anyio.fail_after(CREATE_TIMEOUT_S):
                 if self._ownership.knows(sandbox):
@@ -261,8 +280,22 @@ class Sandboxes:
             await anyio.sleep(FORGET_EVERY_S)
 
 
+def _key_of(spec: SandboxSpec, key: str) -> str:
+    """The key to claim. A new epoch begins with nothing: what an older one made under it is reaped.
+
+    No header holds a line feed, so that no caller's key is taken for one of these.
+    """
+    return f"{key}\n{spec.epoch}" if key and spec.epoch else key
+
+
+_DEFAULTS: dict[str, object] = msgspec.to_builtins(SandboxSpec(image="-"))
+
+
 def _digest(spec: SandboxSpec) -> bytes:
-    return hashlib.sha256(msgspec.json.encode(spec, order="deterministic")).digest()
+    """Of what was asked for, without defaults: a newer server knows more of them."""
+    said: dict[str, object] = msgspec.to_builtins(spec)
+    asked = {name: value for name, value in said.items() if value != _DEFAULTS.get(name)}
+    return hashlib.sha256(msgspec.json.encode(asked, order="deterministic")).digest()
 
 
 def _nothing_started(exc: DsecError, *, first: bool) -> bool:

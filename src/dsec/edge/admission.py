@@ -27,7 +27,7 @@ class NodeFacts:
     """How the node stands at this moment."""
 
     live: int
-    """Sandboxes that exist, those being made or removed included."""
+    """Sandboxes that exist, those being made or removed included, paused ones not."""
     waiting: int
     """Creations admitted that have not begun to launch."""
     memory_total_bytes: int
@@ -45,12 +45,7 @@ def decide(facts: NodeFacts, limits: AdmissionLimits, asked: Limits) -> None:
     """
     # Cores are a ceiling, and overcommitted by design: more than the node has is no reason to refuse.
     _check_fits(facts, asked)
-    if facts.live >= limits.max_sandboxes:
-        raise CapacityUnavailable(
-            f"{facts.live} sandboxes are live and the node takes {limits.max_sandboxes}",
-            live=facts.live,
-            limit=limits.max_sandboxes,
-        )
+    check_room(facts, limits)
     if facts.uid_runs_free < 1:
         raise CapacityUnavailable("every run of host user ids is in use", live=facts.live)
     if facts.waiting >= limits.max_waiting:
@@ -58,6 +53,20 @@ def decide(facts: NodeFacts, limits: AdmissionLimits, asked: Limits) -> None:
             f"{facts.waiting} creations wait already and {limits.max_waiting} may",
             waiting=facts.waiting,
             limit=limits.max_waiting,
+        )
+
+
+def check_room(facts: NodeFacts, limits: AdmissionLimits) -> None:
+    """Whether one more sandbox may run, be it a new one or one that was paused.
+
+    Raises:
+        CapacityUnavailable: not now.
+    """
+    if facts.live >= limits.max_sandboxes:
+        raise CapacityUnavailable(
+            f"{facts.live} sandboxes are live and the node takes {limits.max_sandboxes}",
+            live=facts.live,
+            limit=limits.max_sandboxes,
         )
     if facts.memory_available_bytes <= limits.memory_floor_bytes:
         raise CapacityUnavailable(

@@ -23,6 +23,7 @@ from dsec.wire.public_v1 import (
     StoreView,
     TraceView,
 )
+from dsec.wire.sandbox import DiffEntry, SnapshotView
 
 
 class Catalog(ABC):
@@ -59,6 +60,25 @@ class Catalog(ABC):
     def import_image(self, name: str, archive: AsyncIterator[bytes]) -> AsyncIterator[ImageEvent]:
         """Import an archive as it streams in."""
         return self._images.import_archive(name, archive)
+
+    # snapshots
+
+    async def snapshots(self, project: str) -> list[SnapshotView]:
+        """Snapshots of a project that can be had here, the store's included; newest first."""
+        return await self._images.snapshots.list(project)
+
+    async def remove_snapshot(self, project: str, name: str) -> None:
+        """Forget a snapshot. Raises NotFound, Conflict while a sandbox stands on it."""
+        snapshot = await self._images.snapshots.get(project, name)
+        full = image_name(snapshot.image)
+        users = [record.id for record in self._users() if image_name(record.image.name) == full]
+        if users:
+            raise Conflict(f"snapshot {name} is used by {users[0]}", users=len(users))
+        await self._images.snapshots.remove(project, name)
+
+    async def snapshot_diff(self, project: str, name: str) -> list[DiffEntry]:
+        """What a snapshot has changed, by path. Raises NotFound."""
+        return await self._images.snapshots.changes(project, name)
 
     # environments
 

@@ -7,15 +7,18 @@ credit, so nothing here ever waits for a slow reader of another stream.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections import deque
 from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol, Self
 
 import anyio
 import anyio.abc
 import msgspec
 from anyio.abc import ByteStream
+from typing_extensions import override
 
 from dsec.base.errors import (
     DeadlineExceeded,
@@ -30,6 +33,7 @@ from dsec.base.errors import (
 from dsec.edge.ahead import reading_ahead, swallow
 from dsec.edge.charge import Charge
 from dsec.edge.connection import UnixConnection
+from dsec.edge.patience import Patience
 from dsec.edge.pump import Pump
 from dsec.wire.frames import (
     HEADER,
@@ -155,6 +159,44 @@ class _Call:
         self.event.set()
 
 
+class Heard(_Call):
+    """A call nobody waits for: `then` is told when it is over. Of its data both ends are kept."""
+
+    __slots__ = ("_then", "dropped")
+
+    def __init__(
+        self, channel: AetherChannel, stream: int, then: Callable[[Heard], None], keep_bytes: int
+    ) -> None:
+        super().__init__(channel, stream, Charge())
+        self._then = then
+        self.size = keep_bytes
+        """Of each channel's data, at most: half of it from either end."""
+        self.dropped: dict[int, int] = {}
+
+    @override
+    def push(self, kind: int, channel: int, payload: bytes) -> None:
+        super().push(kind, channel, payload)
+        if kind == _RESULT:
+            self._then(self)
+
+    @override
+    def _take(self, kind: int, channel: int, payload: bytes) -> None:
+        if kind != _DATA:
+            return
+        kept = self.collected.data.setdefault(channel, bytearray())
+        kept += payload
+        half = self.size // 2
+        if (over := len(kept) - 2 * half) > 0:
+            del kept[half : half + over]
+            self.dropped[channel] = self.dropped.get(channel, 0) + over
+        self._channel.write(_CREDIT, self.id, len(payload).to_bytes(4, "big"))
+
+    @override
+    def fail(self, error: DsecError) -> None:
+        super().fail(error)
+        self._then(self)
+
+
 class AetherStream:
     """One stream in both directions. Iterate for what comes; `result` is set when that ends."""
 
@@ -212,12 +254,14 @@ class AetherStream:
             view = view[size:]
 
     async def _wait_credit(self, stall_s: float | None) -> None:
-        with anyio.move_on_after(stall_s) as waiting:
-            while not self._credit and not self._is_over():
-                self._sending = anyio.Event()
-                await self._sending.wait()
-        if waiting.cancelled_caught:
-            raise DeadlineExceeded(f"nothing was taken for {stall_s:.0f} s", seconds=stall_s)
+        try:
+            with self._channel.within(stall_s, "send"):
+                while not self._credit and not self._is_over():
+                    self._sending = anyio.Event()
+                    await self._sending.wait()
+        except DeadlineExceeded:
+            message = f"nothing was taken for {stall_s:.0f} s"
+            raise DeadlineExceeded(message, seconds=stall_s) from None
 
     def end(self) -> None:
         """Send no more data on the main channel. No effect on a stream that is over."""
@@ -350,7 +394,17 @@ class AetherStream:
 class AetherChannel:
     """One connection to an aether."""
 
-    __slots__ = ("_buffer", "_error", "_next", "_on_lost", "_sinks", "_stream", "_writer", "hello")
+    __slots__ = (
+        "_buffer",
+        "_error",
+        "_next",
+        "_on_lost",
+        "_patience",
+        "_sinks",
+        "_stream",
+        "_writer",
+        "hello",
+    )
 
     def __init__(self, on_lost: Callable[[AetherChannel], None] | None = None) -> None:
         """Make a channel that is not connected yet.
@@ -367,6 +421,7 @@ class AetherChannel:
         self._on_lost = on_lost
         self._stream: ByteStream | None = None
         self._writer: Callable[[bytes], None] | None = None
+        self._patience = Patience()
 
     async def start(self, stream: ByteStream, group: anyio.abc.TaskGroup) -> None:
         """Speak on a fresh connection and say hello.
@@ -392,6 +447,24 @@ class AetherChannel:
         if self.hello.protocol != VERSION:
             self.close()
             raise InternalError(f"aether speaks protocol {self.hello.protocol}, not {VERSION}")
+
+    def within(self, seconds: float | None, what: str) -> AbstractContextManager[None]:
+        """Bound the waiting for the sandbox by time in which it was not paused; None = not at all.
+
+        Raises:
+            DeadlineExceeded: it took longer.
+        """
+        if seconds is None:
+            return contextlib.nullcontext()
+        return self._patience.within(seconds, what)
+
+    def hold(self) -> None:
+        """The sandbox is being paused: what is open waits, and its time does not count."""
+        self._patience.hold()
+
+    def release(self) -> None:
+        """The sandbox runs again."""
+        self._patience.release()
 
     @property
     def closed(self) -> bool:
@@ -440,6 +513,22 @@ class AetherChannel:
         if call.error is not None:
             raise call.error
         return call.collected
+
+    def hear(
+        self, method: str, args: dict[str, Any], then: Callable[[Heard], None], keep_bytes: int
+    ) -> None:
+        """Ask, and be told when it is over, without a task that waits.
+
+        Args:
+            method: what to ask for.
+            args: its arguments.
+            then: called once, from the event loop; it must not fail.
+            keep_bytes: how much of each channel's data to keep.
+
+        Raises:
+            SandboxGone, Unavailable: the channel is over. RateLimited: too many streams.
+        """
+        self._open(Heard(self, self._next + 1, then, keep_bytes), method, args)
 
     def open(self, method: str, args: dict[str, Any] | None = None) -> AetherStream:
         """Open a stream; leave its context or `cancel` it to give it up.

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 import anyio
@@ -146,10 +147,29 @@ async def resize(owner: Owner, command: str, rows: int, cols: int) -> None:
     await _tell(owner, "resize", {"command_id": command, "rows": rows, "cols": cols})
 
 
-async def feed(owner: Owner, command: str, data: AsyncIterator[bytes], *, eof: bool) -> None:
-    """Write to a command's standard input as it takes it."""
-    with owner.use() as channel:
-        async with channel.open("stdin", {"command_id": command, "eof": eof}) as stream:
+async def feed(
+    owner: Owner,
+    command: str,
+    data: AsyncIterator[bytes],
+    *,
+    eof: bool,
+    offset: int | None = None,
+) -> None:
+    """Write to a command's standard input as it takes it.
+
+    Args:
+        owner: of its sandbox.
+        command: its id.
+        data: what to write.
+        eof: whether the input ends after it.
+        offset: where in all of the input it begins; what was taken before is skipped.
+
+    Raises:
+        Conflict: it takes no input, or bytes before `offset` are missing (kind offset).
+    """
+    args = {"command_id": command, "eof": eof, "offset": offset}
+    async with owner.use() as channel:
+        async with channel.open("stdin", args) as stream:
             # A command may take its time: the sandbox is in use for as long as it runs anyway.
             await stream.send_all(data, stall_s=None)
             await stream.finish()
@@ -160,7 +180,7 @@ async def events(
 ) -> AsyncGenerator[CommandEvent, None]:
     """What a command says, from given offsets (None = from now); closed, the command goes on."""
     args = {"command_id": command, "stdout_from": stdout_from, "stderr_from": stderr_from}
-    with owner.use() as channel:
+    async with owner.use() as channel:
         async with channel.open("attach", args) as stream:
             offsets: dict[int, int] = {
                 Channel.STDOUT: stdout_from or 0,
@@ -242,23 +262,41 @@ async def _run(
     timeout_s: float | None,
     charge: Charge | None,
 ) -> CommandResult:
-    with owner.use() as channel:
-        with deadline(min(timeout_s or RUN_MAX_S, RUN_MAX_S) + RUN_GRACE_S, "the command"):
+    async with owner.use() as channel:
+        limit_s = min(timeout_s or RUN_MAX_S, RUN_MAX_S) + RUN_GRACE_S
+        with channel.within(limit_s, "the command"):
             answer = await channel.collect(method, args, charge)
-        ended = _result.decode(answer.result)
-        if answer.data:
-            lengths = _sent.decode(answer.result)
-            _fill(ended.stdout, answer.data.pop(Channel.STDOUT, None), lengths.stdout)
-            _fill(ended.stderr, answer.data.pop(Channel.STDERR, None), lengths.stderr)
-        judged(owner, ended, just_ended=True)
-        return ended
+        return ended(owner, answer)
 
 
-def _fill(kept: Captured, data: bytearray | None, lengths: _Lengths) -> None:
+def ended(
+    owner: Owner, answer: Collected, dropped: Mapping[int, int] = MappingProxyType({})
+) -> CommandResult:
+    """A command's end as aether told it.
+
+    Args:
+        owner: of its sandbox.
+        answer: what came.
+        dropped: bytes taken out of the middle of each channel's data meanwhile.
+    """
+    result = _result.decode(answer.result)
+    if answer.data:
+        lengths = _sent.decode(answer.result)
+        for channel, kept, sent in (
+            (Channel.STDOUT, result.stdout, lengths.stdout),
+            (Channel.STDERR, result.stderr, lengths.stderr),
+        ):
+            data, less = answer.data.pop(channel, None), dropped.get(channel, 0)
+            _fill(kept, data, len(data) // 2 if data and less else sent.head_bytes or 0)
+            kept.dropped_bytes += less
+    judged(owner, result, just_ended=True)
+    return result
+
+
+def _fill(kept: Captured, data: bytearray | None, head: int) -> None:
     """Output too large for one frame came as data: head and tail in one piece."""
     if data is None:
         return
-    head = lengths.head_bytes or 0
     with memoryview(data) as whole:  # one copy: it may be large
         kept.head, kept.tail = bytes(whole[:head]), bytes(whole[head:])
 
@@ -302,17 +340,17 @@ def _name(channel: int) -> Any:
 async def _ask(
     owner: Owner, method: str, args: dict[str, Any], decoder: msgspec.msgpack.Decoder[T]
 ) -> T:
-    with owner.use() as channel, deadline(CALL_DEADLINE_S, method):
+    async with owner.use(CALL_DEADLINE_S, method) as channel:
         return decoder.decode((await channel.collect(method, args)).result)
 
 
 async def _tell(owner: Owner, method: str, args: dict[str, Any]) -> None:
-    with owner.use() as channel, deadline(CALL_DEADLINE_S, method):
+    async with owner.use(CALL_DEADLINE_S, method) as channel:
         await channel.collect(method, args)
 
 
 async def _list(owner: Owner, method: str, decoder: msgspec.msgpack.Decoder[list[T]]) -> list[T]:
-    with owner.use() as channel, deadline(CALL_DEADLINE_S, method):
+    async with owner.use(CALL_DEADLINE_S, method) as channel:
         return _join(await channel.collect(method), decoder)
 
 

@@ -89,7 +89,18 @@ def _kernel(state: Path) -> list[Check]:
             "have /dev/loop-control (the loop module) and ext4, and install e2fsprogs",
         ),
         Check("pressure", "admission by pressure", probes.pressure, "boot with psi=1"),
-        Check("swap", "memory density", probes.swap, "add a swap file or zram"),
+        Check(
+            "pause",
+            "pausing sandboxes",
+            _pausing,
+            "mount cgroup2: mount -t cgroup2 none /sys/fs/cgroup/unified",
+        ),
+        Check(
+            "swap",
+            "giving back a paused sandbox's own memory",
+            probes.swap,
+            "add a swap file on a local disk, or zram: docs/howto/pausing.md",
+        ),
     ]
 
 
@@ -175,6 +186,13 @@ def _cgroup_v2() -> str:
     if not layout.v2:
         raise LookupError("no cgroup2 file system is mounted")
     return f"at {layout.v2}"
+
+
+def _pausing() -> str:
+    layout = detect("none")
+    if not layout.v2:
+        raise LookupError("no cgroup2 file system is mounted")
+    return probes.freezer(Path(layout.v2))
 
 
 def _kvm() -> str:

@@ -9,8 +9,7 @@ from typing import Any, Literal
 import msgspec
 
 from dsec.base.errors import Unavailable
-from dsec.edge.channel import AetherStream, Data, Item
-from dsec.edge.commands import deadline
+from dsec.edge.channel import AetherChannel, AetherStream, Data, Item
 from dsec.edge.lifecycle.owner import Owner
 from dsec.wire.sandbox import FileInfo, WatchEvent, WatchStarted
 
@@ -38,14 +37,14 @@ async def move(owner: Owner, args: Args) -> FileInfo:
 
 async def remove(owner: Owner, args: Args) -> int:
     """Remove a file or tree; how many entries went."""
-    with owner.use() as channel, deadline(TREE_DEADLINE_S, "remove"):
+    async with owner.use(TREE_DEADLINE_S, "remove") as channel:
         answer = await channel.call("remove", args)
         return int(answer["removed"])
 
 
 async def listdir(owner: Owner, args: Args) -> list[FileInfo]:
     """List a directory."""
-    with owner.use() as channel, deadline(TREE_DEADLINE_S, "listdir"):
+    async with owner.use(TREE_DEADLINE_S, "listdir") as channel:
         answer = await channel.collect("listdir", args)
     batches = (msgspec.msgpack.decode(payload)["entries"] for payload in answer.more)
     return [file_info(raw) for batch in batches for raw in batch]
@@ -54,24 +53,24 @@ async def listdir(owner: Owner, args: Args) -> list[FileInfo]:
 @contextlib.asynccontextmanager
 async def reading(owner: Owner, args: Args) -> AsyncIterator[tuple[FileInfo, AsyncIterator[bytes]]]:
     """Read a file: what it is, then its bytes as fast as they are taken."""
-    with owner.use() as channel:
+    async with owner.use() as channel:
         async with channel.open("read", args) as stream:
-            with deadline(CALL_DEADLINE_S, "read"):
+            with channel.within(CALL_DEADLINE_S, "read"):
                 first = await _first_event(stream)
             yield file_info(first), _bytes_of(stream)
 
 
 async def write(owner: Owner, args: Args, data: AsyncIterator[bytes]) -> FileInfo:
     """Write a file as its bytes come. If they break off, the old file stays."""
-    with owner.use() as channel:
+    async with owner.use() as channel:
         async with channel.open("write", args) as stream:
-            return file_info(await _sent(stream, data))
+            return file_info(await _sent(channel, stream, data))
 
 
 @contextlib.asynccontextmanager
 async def packing(owner: Owner, args: Args) -> AsyncIterator[AsyncIterator[bytes]]:
     """Read a tree as one tar stream."""
-    with owner.use() as channel:
+    async with owner.use() as channel:
         async with channel.open("tar_out", args) as stream:
             # What is wrong with the path is known by the first item, before any answer has begun.
             first = await anext(stream, None)
@@ -80,15 +79,15 @@ async def packing(owner: Owner, args: Args) -> AsyncIterator[AsyncIterator[bytes
 
 async def unpack(owner: Owner, args: Args, data: AsyncIterator[bytes]) -> int:
     """Unpack a tar stream as it comes; how many entries there were."""
-    with owner.use() as channel:
+    async with owner.use() as channel:
         async with channel.open("tar_in", args) as stream:
-            answer = await _sent(stream, data)
+            answer = await _sent(channel, stream, data)
             return int(answer["entries"])
 
 
 async def watch(owner: Owner, args: Args) -> AsyncGenerator[WatchStarted | WatchEvent, None]:
     """Report changes below a directory until closed."""
-    with owner.use() as channel:
+    async with owner.use() as channel:
         async with channel.open("watch", args) as stream:
             async for item in stream:
                 if not isinstance(item, dict):
@@ -99,9 +98,9 @@ async def watch(owner: Owner, args: Args) -> AsyncGenerator[WatchStarted | Watch
 @contextlib.asynccontextmanager
 async def connecting(owner: Owner, port: int) -> AsyncIterator[AetherStream]:
     """Connect to a port inside; on entry it is connected."""
-    with owner.use() as channel:
+    async with owner.use() as channel:
         async with channel.open("connect", {"port": port}) as stream:
-            with deadline(CALL_DEADLINE_S, "connect"):
+            with channel.within(CALL_DEADLINE_S, "connect"):
                 await _first_event(stream)
             yield stream
 
@@ -132,7 +131,7 @@ def _change(item: dict[str, Any]) -> WatchEvent:
 
 
 async def _info(owner: Owner, method: str, args: Args) -> FileInfo:
-    with owner.use() as channel, deadline(CALL_DEADLINE_S, method):
+    async with owner.use(CALL_DEADLINE_S, method) as channel:
         return file_info(await channel.call(method, args))
 
 
@@ -152,8 +151,10 @@ async def _bytes_of(stream: AetherStream, first: Item | None = None) -> AsyncIte
             yield item.data
 
 
-async def _sent(stream: AetherStream, data: AsyncIterator[bytes]) -> dict[str, Any]:
+async def _sent(
+    channel: AetherChannel, stream: AetherStream, data: AsyncIterator[bytes]
+) -> dict[str, Any]:
     await stream.send_all(data)
-    with deadline(TREE_DEADLINE_S, "the end of the upload"):
+    with channel.within(TREE_DEADLINE_S, "the end of the upload"):
         answer: dict[str, Any] = await stream.finish()
     return answer

@@ -7,9 +7,7 @@ from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Protocol
 
-from msgspec import Struct
-
-from dsec.images.records import DirectoryMark, Environment
+from dsec.images.records import DirectoryMark, Environment, SnapshotFacts
 from dsec.wire.edge_v1 import ImageEvent, LayerEvent
 from dsec.wire.public_v1 import (
     BuildImage,
@@ -25,6 +23,8 @@ from dsec.wire.public_v1 import (
     TraceView,
 )
 from dsec.wire.sandbox import DiffEntry, Fault, Pack, SnapshotView
+
+__all__ = ["Environments", "Images", "Packing", "SnapshotFacts", "Snapshots"]
 
 
 class Environments(Protocol):
@@ -105,6 +105,10 @@ class Packing(Protocol):
         """Put it into the node's store of layers; its digest. Kept while a sandbox holds it."""
         ...
 
+    async def over(self, digest: str) -> Environment:
+        """What a sandbox stands on that begins with that layer."""
+        ...
+
     async def keep(self, facts: SnapshotFacts) -> SnapshotView:
         """Put it there, and record it under a name.
 
@@ -112,18 +116,6 @@ class Packing(Protocol):
             Conflict: the name is taken.
         """
         ...
-
-
-class SnapshotFacts(Struct, frozen=True, kw_only=True):
-    """What a snapshot is called and where it comes from."""
-
-    project: str
-    name: str
-    sandbox: str
-    step: int
-    packed_by: str
-    description: str
-    frozen_ms: float
 
 
 class Snapshots(Protocol):
@@ -147,16 +139,16 @@ class Snapshots(Protocol):
         """The snapshot whose image name that is; None for any other image."""
         ...
 
+    async def changes(self, project: str, name: str) -> list[DiffEntry]:
+        """What one changes. Raises NotFound."""
+        ...
+
     async def list(self, project: str) -> list[SnapshotView]:
         """Those of a project, the store's included; newest first."""
         ...
 
     async def remove(self, project: str, name: str) -> None:
         """Forget one. Raises NotFound."""
-        ...
-
-    async def changes(self, project: str, name: str) -> list[DiffEntry]:
-        """What one changes. Raises NotFound."""
         ...
 
 
@@ -171,6 +163,10 @@ class Images(Protocol):
     @property
     def snapshots(self) -> Snapshots:
         """Differences packed."""
+        ...
+
+    async def collect(self) -> list[str]:
+        """Remove layers that no name means and no sandbox needs; their digests."""
         ...
 
     async def list_images(self) -> list[ImageView]:

@@ -95,9 +95,13 @@ class OffsetsQuery(Query, kw_only=True):
 
 
 class InputQuery(Query, kw_only=True):
-    """Whether standard input ends after this."""
+    """Whether standard input ends after this, and where in all of it this begins.
+
+    With `offset`, bytes that were taken before are skipped, so that they may be sent again.
+    """
 
     eof: bool = False
+    offset: Size | None = None
 
 
 class RunQuery(Query, kw_only=True):

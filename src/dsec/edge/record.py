@@ -9,7 +9,7 @@ from msgspec import Raw, Struct, field
 
 from dsec.images.records import Environment, EnvironmentPart
 from dsec.wire.public_v1 import ImageView
-from dsec.wire.sandbox import SandboxSpec
+from dsec.wire.sandbox import Limits, QosClass, SandboxSpec
 
 
 class SandboxRecord(Struct, frozen=True, kw_only=True):
@@ -29,6 +29,16 @@ class SandboxRecord(Struct, frozen=True, kw_only=True):
     """Where aether listens, for backends that use a Unix socket."""
     warnings: list[str] = field(default_factory=list)
     """What was asked for and is not to be had here."""
+    created_by: str = ""
+    """The principal who asked for it."""
+    parent: str = ""
+    """The sandbox it was forked from."""
+    history: str = ""
+    """File with the trajectory it begins with; read once, when its directory is made."""
+    inherited: int = 0
+    """Entries of that file that are its own too."""
+    unclean: bool = False
+    """It stands on what another left behind: forked, or restored from a snapshot with residue."""
 
     @property
     def image(self) -> ImageView:
@@ -39,6 +49,27 @@ class SandboxRecord(Struct, frozen=True, kw_only=True):
     def path(self) -> Path:
         """Its own directory."""
         return Path(self.directory)
+
+
+class Resized(Struct, frozen=True, kw_only=True):
+    """What has come in place of a record's limits; a record itself never changes."""
+
+    limits: Limits
+    qos: QosClass
+    warnings: list[str] = field(default_factory=list)
+    before: Resized | None = None
+    """What it had, until these are known to hold."""
+
+    def over(self, record: SandboxRecord) -> SandboxRecord:
+        """The record with these."""
+        spec = msgspec.structs.replace(record.spec, limits=self.limits, qos=self.qos)
+        return msgspec.structs.replace(record, spec=spec, warnings=self.warnings)
+
+
+def limits_of(record: SandboxRecord) -> Resized:
+    """What a record says now of what can change."""
+    spec = record.spec
+    return Resized(limits=spec.limits, qos=spec.qos, warnings=record.warnings)
 
 
 def read_record(data: bytes) -> SandboxRecord:

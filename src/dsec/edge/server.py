@@ -25,7 +25,10 @@ from dsec.edge import commands, files, queries
 from dsec.edge.channel import AetherStream
 from dsec.edge.environment_routes import environment_routes
 from dsec.edge.lifecycle.owner import Owner
+from dsec.edge.recording_ops import PORT
+from dsec.edge.recording_routes import Marked, caller_of, recorded, recorded_routes
 from dsec.edge.service import EdgeService
+from dsec.edge.snapshot_routes import snapshot_routes
 from dsec.edge.state_routes import StateApi, state_routes
 from dsec.edge.streams import OCTETS, TAR, ChargedJson, RawStream, body_of, relay
 from dsec.kit.generators import generator_of
@@ -109,24 +112,27 @@ class SandboxApi:
 
     # commands
 
-    async def run_command(self, request: Request) -> LateJson:
+    async def run_command(self, request: Request) -> Marked:
         """Run a command; answered when it has ended. The client may leave: the command goes on."""
         spec = await read_body(request, CommandSpec)
         if request.scope["query_string"] and read_query(request, queries.RunQuery).input:
             spec.stdin = "pipe"
         owner = await self._owner(request)
-        spec = commands.checked(spec, owner.record.image)
-        return ChargedJson(partial(commands.run, owner, spec))
+        run = partial(self.service.commands.run, owner, spec, caller_of(request))
+        return Marked(ChargedJson(run))
 
-    async def start_command(self, request: Request) -> Response:
+    async def start_command(self, request: Request) -> Marked:
         """Start a command; it goes on by itself."""
         spec = await read_body(request, CommandSpec)
-        return json_response(await commands.start(await self._owner(request), spec), 201)
+        owner = await self._owner(request)
+        view = await self.service.commands.start(owner, spec, caller_of(request))
+        return Marked(json_response(view, 201))
 
-    async def stream_command(self, request: Request) -> Ndjson:
+    async def stream_command(self, request: Request) -> Marked:
         """Run a command and hear what it says from the first byte."""
         spec = await read_body(request, CommandSpec)
-        return Ndjson(commands.stream_events(await self._owner(request), spec))
+        owner = await self._owner(request)
+        return Marked(Ndjson(self.service.commands.stream(owner, spec, caller_of(request))))
 
     async def list_commands(self, request: Request) -> Response:
         """Commands running and ended, oldest first."""
@@ -135,25 +141,27 @@ class SandboxApi:
     async def get_command(self, request: Request) -> Response:
         """Look at a command."""
         owner = await self._owner(request)
-        return json_response(await commands.view(owner, _command(request)))
+        return json_response(await self.service.commands.view(owner, _command(request)))
 
     async def get_result(self, request: Request) -> LateJson:
         """Wait for a command's end."""
         owner = await self._owner(request)
-        return ChargedJson(partial(commands.result, owner, _command(request)))
+        return ChargedJson(partial(self.service.commands.result, owner, _command(request)))
 
     async def get_events(self, request: Request) -> Ndjson:
         """Hear what a command says, from given offsets or from now on."""
         query = read_query(request, queries.OffsetsQuery)
         owner = await self._owner(request)
-        said = commands.events(owner, _command(request), query.stdout_from, query.stderr_from)
+        wanted = _command(request), query.stdout_from, query.stderr_from
+        said = self.service.commands.events(owner, *wanted)
         return Ndjson(said)
 
     async def write_stdin(self, request: Request) -> Response:
         """Write to a command's standard input; answered when it has taken all."""
-        eof = read_query(request, queries.InputQuery).eof
+        query = read_query(request, queries.InputQuery)
         owner = await self._owner(request)
-        await commands.feed(owner, _command(request), body_of(request), eof=eof)
+        command, data = _command(request), body_of(request)
+        await commands.feed(owner, command, data, eof=query.eof, offset=query.offset)
         return Response(status_code=204)
 
     async def signal_command(self, request: Request) -> Response:
@@ -253,7 +261,12 @@ class SandboxApi:
     @contextlib.asynccontextmanager
     async def _connecting(self, socket: WebSocket) -> AsyncIterator[AetherStream]:
         owner = await self.service.owner(socket.path_params["id"])
-        async with files.connecting(owner, _port(socket.path_params["port"])) as stream:
+        port = _port(socket.path_params["port"])
+        recording = await self.service.recordings.of(owner)
+        async with (
+            recorded(recording, PORT, {"port": port}, socket),
+            files.connecting(owner, port) as stream,
+        ):
             yield stream
 
 
@@ -276,6 +289,14 @@ class EdgeRest:
         """Sandboxes that match, newest first."""
         matching = await read_body(request, ListFilter)
         return json_response(await self._service.list_sandboxes(matching))
+
+    async def pause_on_edge(self, request: Request) -> LateJson:
+        """Freeze it and take back its memory."""
+        return LateJson(partial(self._service.pause, request.path_params["id"]))
+
+    async def resume_on_edge(self, request: Request) -> LateJson:
+        """Have it go on."""
+        return LateJson(partial(self._service.resume, request.path_params["id"]))
 
     async def list_images(self, _request: Request) -> Response:
         """Images of the node."""
@@ -347,6 +368,8 @@ def edge_routes(rest: EdgeRest, api: SandboxApi) -> list[Route]:
         _r("POST", f"{E}/sandboxes:list", rest.list_on_edge, ListFilter, None, list[SandboxView]),
         _r("GET", f"{E}/sandboxes/{{id}}", api.get_sandbox, None, None, SandboxView),
         _r("DELETE", f"{E}/sandboxes/{{id}}", api.stop_sandbox, None, None, SandboxView),
+        _r("POST", f"{E}/sandboxes/{{id}}/pause", rest.pause_on_edge, None, None, SandboxView),
+        _r("POST", f"{E}/sandboxes/{{id}}/resume", rest.resume_on_edge, None, None, SandboxView),
         _r("GET", f"{E}/images", rest.list_images, None, None, list[ImageView]),
         _r("DELETE", f"{E}/images", rest.remove_image, None, q.NameQuery, None, 204),
         _r("POST", f"{E}/images/pull", rest.pull_image, PullImage, None, ImageEvent),
@@ -363,9 +386,10 @@ def make_edge_app(service: EdgeService, clock: Clock) -> ASGIApp:
         *sandbox_routes(api),
         *edge_routes(EdgeRest(service), api),
         *environment_routes(service),
+        *snapshot_routes(service),
         *state_routes(StateApi(service)),
     ]
-    return make_app(table, clock, extra=[ports])
+    return make_app(recorded_routes(table, service), clock, extra=[ports])
 
 
 @contextlib.asynccontextmanager

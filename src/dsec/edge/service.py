@@ -10,14 +10,23 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Iterable,
+    Sequence,
+)
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import anyio
 import anyio.abc
+from typing_extensions import override
 
 from dsec.base.clock import Clock
 from dsec.base.errors import (
@@ -31,40 +40,46 @@ from dsec.base.errors import (
 )
 from dsec.base.ids import node_id, node_of, sandbox_id
 from dsec.base.states import SandboxState, StopReason
-from dsec.edge import commands, forking, packing, resizing
-from dsec.edge.admission import AdmissionLimits, NodeFacts, decide
+from dsec.edge import commands, resizing, restoring
+from dsec.edge.admission import AdmissionLimits, NodeFacts, check_room, decide
 from dsec.edge.backends.interface import Backend
-from dsec.edge.catalog import Catalog
 from dsec.edge.channel import gone
 from dsec.edge.ended import Ended
+from dsec.edge.expiry import Expiry
+from dsec.edge.forking import Forks, Origin
+from dsec.edge.histories import TRAJECTORY, Histories
 from dsec.edge.images import Images
 from dsec.edge.lifecycle.journal import Journal
-from dsec.edge.lifecycle.owner import Owner, Surroundings
+from dsec.edge.lifecycle.owner import Owner
+from dsec.edge.lifecycle.surroundings import Surroundings
+from dsec.edge.packing import Packer
 from dsec.edge.record import SandboxRecord
+from dsec.edge.recording import Recordings
+from dsec.edge.recording_commands import RecordedCommands
+from dsec.edge.retelling import Part, retell
+from dsec.edge.shipping import Shipping
+from dsec.edge.snapshot_cases import SnapshotCases
 from dsec.edge.sweep import sweep
-from dsec.edge.ttl import AskCommands, Later, Stop, Times, Ttl, judge
 from dsec.edge.uid_runs import FIRST, UidRuns
+from dsec.images.store.interface import BlobStore
 from dsec.kit.blocking import in_thread
 from dsec.kit.http import as_error
 from dsec.linux import hostinfo
 from dsec.wire.edge_v1 import CreateOnEdge, ListFilter
 from dsec.wire.public_v1 import (
-    BatchItem,
     Capability,
     EnvironmentRef,
     NodeView,
 )
 from dsec.wire.sandbox import (
-    DiffEntry,
-    Fork,
-    Pack,
+    Recorded,
     Resize,
     SandboxSpec,
     SandboxView,
-    SnapshotView,
     Usage,
 )
 
+T = TypeVar("T")
 logger = logging.getLogger("dsec.edge.service")
 
 QUEUE_DEADLINE_S = 120.0
@@ -72,7 +87,6 @@ QUEUE_DEADLINE_S = 120.0
 FETCH_DEADLINE_S = 120.0
 READY_DEADLINE_S = 300.0
 STOP_DEADLINE_S = 300.0
-LOOK_DEADLINE_S = 10.0
 MEMORY_FRESH_S = 0.1
 MAX_SOCKET_PATH = 107
 """sun_path holds 108 bytes with its NUL."""
@@ -91,9 +105,11 @@ class EdgeConfig:
     first_uid: int = FIRST
     version: str = ""
     """Of the program, for `describe`."""
+    store: BlobStore | None = None
+    """Shared with other nodes; trajectories of ended sandboxes go there."""
 
 
-class EdgeService(Catalog):
+class EdgeService(SnapshotCases):
     """An edge."""
 
     def __init__(
@@ -119,7 +135,7 @@ class EdgeService(Catalog):
         Raises:
             InvalidRequest: the node id is malformed, or the run directory's path too long.
         """
-        super().__init__(images)
+        super().__init__(images, Histories(config.state))
         self.node = node_id(config.node)
         if len(str(config.run)) + 24 > MAX_SOCKET_PATH:
             raise InvalidRequest(f"{config.run} is too long for the path of a Unix socket")
@@ -129,14 +145,23 @@ class EdgeService(Catalog):
         self._capabilities = list(capabilities)
         self._journal = Journal(config.state, after_write)
         self._live: dict[str, Owner] = {}
+        self._paused: set[str] = set()
         self._ended = Ended(clock)
         self._uids = UidRuns(config.first_uid)
-        self._ttl = Ttl(clock, self._look)
+        self._expiry = Expiry(clock, self._live, self._detached)
         self._launching = anyio.CapacityLimiter(config.limits.max_launching)
         self._memory = hostinfo.Memory(0, 0, 0)
         self._memory_at = float("-inf")
         self._trash = anyio.Event()
+        self._layers_may_go = False
         self._group: anyio.abc.TaskGroup | None = None
+        self.recordings = Recordings(self._journal.trajectories, clock)
+        self.commands = RecordedCommands(self.recordings, self.spawn)
+        """Commands, each run once."""
+        kept = self._journal.trajectories
+        self._shipping = Shipping(config.store, kept, clock) if config.store else None
+        self._packer = Packer(images, self._backends, self._histories, clock, self.recordings.steps)
+        self._forks = Forks(self, images, self._packer, self._histories)
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[EdgeService]:
@@ -152,8 +177,11 @@ class EdgeService(Catalog):
             self._group = await stack.enter_async_context(anyio.create_task_group())
             try:
                 await self._settle_past()
-                self._group.start_soon(self._ttl.run)
+                self._group.start_soon(self._expiry.run)
                 self._group.start_soon(self._empty_trash)
+                if self._shipping is not None:
+                    self._group.start_soon(self._shipping.run)
+                self._group.start_soon(self._sweep_histories)
                 yield self
             finally:
                 for owner in self._live.values():
@@ -164,9 +192,11 @@ class EdgeService(Catalog):
         self._config.state.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._config.run.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._journal.prepare()
+        self._histories.prepare()
         for view in self._journal.endings():
             self._ended.add(view)
         self._journal.unremember(self._ended.overdue())
+        self._journal.sweep_trajectories()
         self._memory = hostinfo.memory()
 
     async def _settle_past(self) -> None:
@@ -178,9 +208,9 @@ class EdgeService(Catalog):
             if owner.over.is_set():
                 continue
             self._live[sandbox] = owner
-            self._watch(owner)
+            self._expiry.watch(owner)
         self._images.environments.settled()
-        self._trash.set()
+        self.layers_may_go()  # those of forks that were cut off
         logger.info("swept", extra={"adopted": len(self._live), "found": len(adopted)})
 
     def _around(self) -> Surroundings:
@@ -193,6 +223,8 @@ class EdgeService(Catalog):
             on_over=self._over,
             data_failed_since=self._images.environments.failed_since,
             faults=self._images.environments.faults,
+            admit=self._readmit,
+            paused=self._paused,
         )
 
     # the node
@@ -224,31 +256,50 @@ class EdgeService(Catalog):
 
     # sandboxes
 
-    async def create(self, request: CreateOnEdge) -> SandboxView:
+    async def create(self, request: CreateOnEdge, origin: Origin | None = None) -> SandboxView:
         """Create a sandbox and wait until it runs; the same id again is the same sandbox.
+
+        Args:
+            request: what is wanted, under which id.
+            origin: what it begins with besides, if it is forked.
 
         Raises:
             NotFound: no such image. Unsupported: this node cannot hold it.
+            PermissionDenied: its image is a snapshot with the residue of somebody else.
             InvalidRequest: a value is wrong, or it can never fit here.
             CapacityUnavailable: not now; nothing was started.
             StartFailed: it could not be made; nothing of it is left.
         """
-        owner = self._live.get(request.id)
-        if owner is None:
-            if known := self._ended.get(request.id):
-                return _created_before(known)
-            owner = await self._admit(request)
+        if known := await self.known(request.id):
+            return known
+        return await self._made(await self._admit(request, origin))
+
+    async def known(self, sandbox: str) -> SandboxView | None:
+        """A sandbox that was asked for before, once it runs; None if there was none.
+
+        Raises:
+            StartFailed: it could not be made.
+        """
+        if owner := self._live.get(sandbox):
+            return await self._made(owner)
+        view = self._ended.get(sandbox)
+        return _created_before(view) if view else None
+
+    async def _made(self, owner: Owner) -> SandboxView:
         with commands.deadline(READY_DEADLINE_S, "the creation"):
             await owner.ready.wait()
         if owner.failure is not None:
             raise owner.failure
         return owner.view()
 
-    async def _admit(self, request: CreateOnEdge) -> Owner:
+    async def _admit(self, request: CreateOnEdge, origin: Origin | None) -> Owner:
         if node_of(sandbox_id(request.id)) != self.node:
             raise InvalidRequest(f"{request.id} is an id of another node than {self.node}")
         backend = self._backend_for(request)
-        environment = await self._images.environments.compose(_wanted(request.spec))
+        origin = origin or await restoring.origin(self._images, self._histories, request)
+        environment = origin.environment
+        if environment is None:
+            environment = await self._images.environments.compose(_wanted(request.spec))
         await self._refresh_memory()
         if owner := self._live.get(request.id):
             return owner  # somebody else asked for the same meanwhile
@@ -263,7 +314,14 @@ class EdgeService(Catalog):
             directory=str(self._journal.directory(request.id)),
             socket=str(self._config.run / request.id),
             warnings=backend.warnings(request.spec),
+            created_by=request.principal,
+            parent=origin.parent,
+            history=str(origin.history or ""),
+            inherited=origin.inherited if origin.history else 0,
+            unclean=origin.unclean,
         )
+        if origin.parent:  # or what it was forked for could go before its launch begins
+            self._images.environments.rebuild_pins([(_holder(record.id), environment.layers)])
         owner = self._live[request.id] = Owner(record, backend, self._around())
         # The launch is the edge's, not the request's: a caller who leaves does not undo it, and the
         # next one with the same id finds it.
@@ -283,7 +341,7 @@ class EdgeService(Catalog):
 
     def _facts(self) -> NodeFacts:
         return NodeFacts(
-            live=len(self._live),
+            live=len(self._live) - len(self._paused),
             waiting=self._launching.statistics().tasks_waiting,
             memory_total_bytes=self._memory.total_bytes,
             memory_available_bytes=self._memory.available_bytes,
@@ -291,8 +349,13 @@ class EdgeService(Catalog):
             uid_runs_free=self._uids.free,
         )
 
+    async def _readmit(self, _record: SandboxRecord) -> None:
+        """A paused sandbox has given up its place: there has to be one for it to go on."""
+        await self._refresh_memory()
+        check_room(self._facts(), self._config.limits)
+
     async def _launch(self, owner: Owner) -> None:
-        environments, holder = self._images.environments, f"create-{owner.record.id}"
+        environments, holder = self._images.environments, _holder(owner.record.id)
         try:
             # What comes over the network is fetched before its turn: a slow store holds up nobody
             # whose environment is here.
@@ -318,7 +381,7 @@ class EdgeService(Catalog):
             await owner.create()
         finally:
             self._launching.release_on_behalf_of(owner)
-        self._watch(owner)
+        self._expiry.watch(owner)
 
     def _give_up(self, owner: Owner, failure: DsecError) -> None:
         """Nothing of it was made."""
@@ -354,7 +417,8 @@ class EdgeService(Catalog):
                 await self._detached(partial(owner.stop, StopReason.REQUESTED))
         return await self.get(sandbox)
 
-    async def owner(self, sandbox: str, *, awake: bool = True) -> Owner:  # noqa: ARG002
+    @override
+    async def owner(self, sandbox: str, *, awake: bool = True) -> Owner:
         """A sandbox to work with; waits while it is being created, and wakes one that is paused.
 
         Args:
@@ -363,6 +427,7 @@ class EdgeService(Catalog):
 
         Raises:
             NotFound: there is none. SandboxGone: it is over. StartFailed: it never ran.
+            CapacityUnavailable: it is paused, and there is no room for it now.
         """
         owner = self._live.get(sandbox_id(sandbox))
         if owner is None:
@@ -374,13 +439,20 @@ class EdgeService(Catalog):
                 await owner.ready.wait()
             if owner.failure is not None:
                 raise owner.failure
+        if awake:
+            await owner.wake()
         return owner
 
     async def usage(self, sandbox: str) -> Usage:
-        """What it uses, measured from outside. Raises NotFound, SandboxGone."""
-        owner = await self.owner(sandbox)
-        with owner.use():
-            return await owner.usage()
+        """What it uses, measured from outside; one that is paused stays so.
+
+        Raises:
+            NotFound, SandboxGone.
+        """
+        owner = await self.owner(sandbox, awake=False)
+        if owner.ended_at is not None:
+            raise owner.gone()
+        return await owner.usage()
 
     # its state
 
@@ -412,92 +484,56 @@ class EdgeService(Catalog):
         await self._detached(partial(resizing.resize, owner, change))
         return owner.view()
 
-    async def pack(self, sandbox: str, wanted: Pack, principal: str) -> SnapshotView:
-        """Take a snapshot of what it has written, running or paused.
+    def spawn(self, work: Callable[[], Coroutine[object, object, None]]) -> None:
+        """Do it as the edge's own task. Raises Unavailable: it is not running."""
+        if self._group is None:
+            raise Unavailable("the edge is not running")
+        self._group.start_soon(work)
+
+    def peek(self, sandbox: str) -> Owner | None:
+        """A sandbox that runs or is paused; None: there is none, or it is not made yet."""
+        owner = self._live.get(sandbox)
+        made = owner is not None and owner.ready.is_set() and owner.failure is None
+        return owner if made else None
+
+    def trajectory(
+        self, sandbox: str, since: int = 1, until: int | None = None, ops: Sequence[str] = ()
+    ) -> AsyncGenerator[Recorded, None]:
+        """What has happened in it, in order; also when it is over.
 
         Raises:
-            NotFound, SandboxGone. Conflict: the project has a snapshot of that name.
-            StorageFull: no room for it; nothing is left of it.
+            NotFound: nothing is known of such a sandbox, or not any more.
         """
-        owner = await self.owner(sandbox, awake=False)
-        return await packing.pack(self._images, owner, wanted, principal)
+        name = sandbox_id(sandbox)
+        places = [self._journal.directory(name) / TRAJECTORY, self._journal.trajectories / name]
+        return retell(name, places, self._shipping, Part(since, until, ops))
 
-    async def diff(self, sandbox: str) -> list[DiffEntry]:
-        """What it has written so far. Raises NotFound, SandboxGone."""
-        return await packing.diff(self._images, await self.owner(sandbox, awake=False))
+    def remembers(self, sandbox: str) -> bool:
+        """Whether there is or was that sandbox."""
+        return sandbox in self._live or self._ended.get(sandbox) is not None
 
-    def fork(
-        self, sandbox: str, wanted: Fork, principal: str
-    ) -> AbstractAsyncContextManager[AsyncIterator[BatchItem]]:
-        """Make sandboxes that begin where this one stands. Raises NotFound, SandboxGone."""
-        return forking.fork(self, sandbox, wanted, principal)
+    def record_of(self, sandbox: str) -> SandboxRecord | None:
+        """The facts of a sandbox that is not over."""
+        owner = self._live.get(sandbox)
+        return owner.record if owner else None
 
+    def layers_may_go(self) -> None:
+        """Layers that only forks needed may be needed no more: remove them when there is time."""
+        self._layers_may_go = True
+        self._trash.set()
+
+    @override
     def _users(self) -> Iterable[SandboxRecord]:
         return [owner.record for owner in self._live.values()]
-
-    # time
-
-    def _watch(self, owner: Owner) -> None:
-        if owner.state is SandboxState.RUNNING:
-            verdict = judge(self._times(owner))
-            at = verdict.at if isinstance(verdict, Later) else self._clock.monotonic()
-            self._ttl.watch(owner.record.id, at)
-
-    def _times(self, owner: Owner) -> Times:
-        spec, now = owner.record.spec, self._clock.monotonic()
-        dies_at = None
-        if spec.max_lifetime_s is not None:
-            age = self._clock.now() - owner.record.created_at
-            dies_at = now + spec.max_lifetime_s - age
-        return Times(
-            now=now,
-            idle_since=None if owner.busy else owner.idle_since,
-            idle_ttl_s=spec.ttl_running_stop,
-            dies_at=dies_at,
-        )
-
-    async def _look(self, sandbox: str) -> float | None:
-        """Look at a sandbox that may be due; when to look again."""
-        owner = self._live.get(sandbox)
-        if owner is None or owner.state is not SandboxState.RUNNING:
-            return None
-        verdict = judge(self._times(owner))
-        if isinstance(verdict, AskCommands):
-            verdict = await self._ask_commands(owner)
-        if isinstance(verdict, Stop):
-            await self._expire(owner, verdict.reason)
-            return None
-        return verdict.at
-
-    async def _ask_commands(self, owner: Owner) -> Stop | Later:
-        """An idle-looking sandbox is idle from the end of its last command on."""
-        ttl = owner.record.spec.ttl_running_stop or 0.0
-        channel = owner.channel
-        if channel is None:
-            return Stop(StopReason.IDLE)
-        try:
-            with anyio.fail_after(LOOK_DEADLINE_S):
-                running, last_end = await commands.any_running(channel)
-        except (DsecError, TimeoutError):
-            return Later(self._clock.monotonic() + min(ttl, LOOK_DEADLINE_S))
-        now = self._clock.monotonic()
-        ended = now - max(0.0, self._clock.now() - last_end)
-        since = now if running or owner.busy else max(owner.idle_since, ended if last_end else 0.0)
-        owner.idle_since = max(owner.idle_since, since)
-        verdict = judge(self._times(owner))
-        return Stop(StopReason.IDLE) if isinstance(verdict, AskCommands) else verdict
-
-    async def _expire(self, owner: Owner, reason: StopReason) -> None:
-        try:
-            await self._detached(partial(owner.stop, reason))
-        except DsecError:
-            logger.exception("could not be stopped", extra={"sandbox_id": owner.record.id})
 
     # the end
 
     def _over(self, owner: Owner) -> None:
+        if self._shipping is not None:
+            self._shipping.wake()
         self._drop(owner)
         self._ended.add(owner.view())
+        self._layers_may_go |= bool(owner.record.parent)
         self._trash.set()
 
     def _drop(self, owner: Owner) -> None:
@@ -505,8 +541,9 @@ class EdgeService(Catalog):
         if self._live.get(owner.record.id) is not owner:
             return
         del self._live[owner.record.id]
+        self.recordings.forget(owner.record.id)
         self._uids.give_back(owner.record.uid_base)
-        self._ttl.forget(owner.record.id)
+        self._expiry.forget(owner.record.id)
 
     async def _empty_trash(self) -> None:
         while True:
@@ -515,18 +552,23 @@ class EdgeService(Catalog):
             try:
                 await in_thread("disk", self._journal.empty_trash, abandon=True)
                 await in_thread("disk", self._journal.unremember, self._ended.overdue())
+                if self._layers_may_go:
+                    self._layers_may_go = False
+                    await self._images.collect()
             except Exception:  # it is tried again with the next one that ends
                 logger.exception("the trash could not be emptied")
 
-    async def _detached(self, work: Callable[[], Awaitable[None]]) -> None:
+    @override
+    async def _detached(self, work: Callable[[], Awaitable[T]]) -> T:
         """Do it as the edge's own task: a caller who leaves does not stop it halfway."""
         done = anyio.Event()
+        made: list[T] = []
         failure: DsecError | None = Unavailable("the edge is going down; ask again")
 
         async def run() -> None:
             nonlocal failure
             try:
-                await work()
+                made.append(await work())
                 failure = None
             except Exception as exc:  # noqa: BLE001 - the edge outlives a bug in one sandbox
                 failure = as_error(exc)
@@ -539,10 +581,15 @@ class EdgeService(Catalog):
         await done.wait()
         if failure is not None:
             raise failure
+        return made[0]
 
 
 def _wanted(spec: SandboxSpec) -> EnvironmentRef:
     return EnvironmentRef(image=spec.image, workspace=spec.workspace, toolkits=spec.toolkits)
+
+
+def _holder(sandbox: str) -> str:  # pins what a sandbox stands on until it does
+    return f"create-{sandbox}"
 
 
 def _created_before(view: SandboxView) -> SandboxView:
@@ -554,6 +601,7 @@ def _created_before(view: SandboxView) -> SandboxView:
 def _matches(view: SandboxView, wanted: ListFilter) -> bool:
     return (
         (not wanted.project or view.project == wanted.project)
+        and (not wanted.job or view.job == wanted.job)
         and (not wanted.states or view.state in wanted.states)
         and all(view.labels.get(key) == value for key, value in wanted.labels.items())
     )

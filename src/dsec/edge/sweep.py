@@ -16,9 +16,11 @@ from collections.abc import Iterator, Mapping
 
 import anyio
 
+from dsec.edge import resizing
 from dsec.edge.backends.interface import Backend
 from dsec.edge.lifecycle.journal import Journal, Story
-from dsec.edge.lifecycle.owner import Owner, Surroundings
+from dsec.edge.lifecycle.owner import Owner
+from dsec.edge.lifecycle.surroundings import Surroundings
 from dsec.edge.record import SandboxRecord
 from dsec.kit.blocking import in_thread
 
@@ -68,7 +70,9 @@ async def _settle(
                 logger.error("its backend is not configured", extra={"sandbox_id": story.id})
             elif story.launched or story.stopping:
                 owner = live[story.id] = Owner(record, backend, around)
-                await owner.adopt(story.stopping)
+                await owner.adopt(story.stopping, story.pause, unsettled=story.unsettled)
+                if story.resized is not None and not owner.over.is_set():
+                    await resizing.settle(owner, story.resized)
             else:
                 await _undo(record, backend, around.journal)
 

@@ -20,7 +20,7 @@ from msgspec import Struct, field
 from dsec.base.clock import Clock
 from dsec.base.errors import Conflict, DataUnavailable, InternalError, NotFound, Unsupported
 from dsec.images.intents import intending
-from dsec.images.records import ImageRecord, NamedLayer, StoredLayer, decode, encode
+from dsec.images.records import ImageRecord, KeptTrajectory, NamedLayer, StoredLayer, decode, encode
 from dsec.images.store.interface import BlobStore, DocumentKind, FoundBlob
 from dsec.images.store.several import AT_ONCE, several
 from dsec.images.stored import check_stored, refs_of
@@ -30,6 +30,8 @@ logger = logging.getLogger("dsec.images.collecting")
 
 USE_LASTS_S = 7 * 86400.0
 """A node that has not said so for a week uses nothing."""
+TRAJECTORY_LASTS_S = 30 * 86400.0
+"""Older trajectories of ended sandboxes go."""
 FRESH_BLOB_S = 3600.0
 """Younger blobs are left: a publisher that knows no intents may have put them."""
 T = TypeVar("T")
@@ -176,9 +178,22 @@ class _Collection:
             return _Blobs([], len(found), f"no blobs: {', '.join(self._odd)} cannot be read")
         kept = [stored for digest, stored in self._stored.items() if digest not in gone]
         needed = {ref.digest for stored in kept for ref in refs_of(stored)}
+        needed |= await self._trajectories()
+        if self._odd:
+            return _Blobs([], len(found), f"no blobs: {', '.join(self._odd)} cannot be read")
         old = self._clock.now() - FRESH_BLOB_S
         doomed = [b for b in found if b.digest not in needed and b.modified_at <= old]
         return _Blobs(doomed, len(found) - len(doomed))
+
+    async def _trajectories(self) -> set[str]:
+        """Blobs of trajectories that are kept; the documents of the others go."""
+        oldest = self._clock.now() - TRAJECTORY_LASTS_S
+        found = await self._all("trajectory", KeptTrajectory)
+        old = [kept.sandbox for kept in found if kept.kept_at < oldest]
+        if not self._dry_run:
+            delete = partial(self._store.delete_document, "trajectory")
+            await several(partial(delete, sandbox) for sandbox in old)
+        return {kept.blob.digest for kept in found if kept.kept_at >= oldest}
 
     async def _drop_blobs(self, blobs: _Blobs, layers: int) -> CollectReport:
         if not self._dry_run:

@@ -91,7 +91,10 @@ def plan_merges(
 
 def _common(one: Sequence[str], other: Sequence[str]) -> int:
     """How many layers two images have in common, from the bottom."""
-    return next((n for n, (a, b) in enumerate(zip(one, other)) if a != b), min(len(one), len(other)))
+    return next(
+        (n for n, (a, b) in enumerate(zip(one, other, strict=False)) if a != b),
+        min(len(one), len(other)),
+    )
 
 
 def _content(run: Sequence[LayerRecord]) -> int:

@@ -179,7 +179,7 @@ def _convert_stream(stream: TarStream, arguments: argparse.Namespace) -> Convert
             builder.add(member, content)
         stream.drain()
         tree = builder.finish()
-    return _write(
+    return write_layer(
         out,
         tree,
         builder.own_data,
@@ -202,7 +202,7 @@ def _convert_directory(arguments: argparse.Namespace) -> Converted:
         tree = scan(arguments.directory, data)
         own = data.finish()
     tree.devices = [own] if own is not None else []
-    converted = _write(out, tree, own)
+    converted = write_layer(out, tree, own)
     if converted.entries > limits.entries:
         raise PayloadTooLarge(f"the directory has more than {limits.entries} entries")
     return msgspec.structs.replace(converted, diff_id=converted.meta.digest)
@@ -210,14 +210,14 @@ def _convert_directory(arguments: argparse.Namespace) -> Converted:
 
 def _convert_merge(arguments: argparse.Namespace) -> Converted:
     trees = [read_image(image) for image in arguments.images]
-    return _write(arguments.out, merge(trees, keep_whiteouts=arguments.keep_whiteouts), None)
+    return write_layer(arguments.out, merge(trees, keep_whiteouts=arguments.keep_whiteouts), None)
 
 
 def _limits(arguments: argparse.Namespace) -> Limits:
     return Limits(arguments.max_entries, arguments.max_bytes)
 
 
-def _write(  # noqa: PLR0913 - what is known of it
+def write_layer(  # noqa: PLR0913 - what is known of it
     out: Path,
     tree: Tree,
     own: Device | None,
@@ -227,6 +227,12 @@ def _write(  # noqa: PLR0913 - what is known of it
     dropped_xattrs: int = 0,
     implied: Sequence[str] = (),
 ) -> Converted:
+    """Write the metadata image of a tree beside its data, `out / DATA`, which goes if it is empty.
+
+    Raises:
+        InvalidRequest: EROFS cannot hold it.
+        StorageFull: no room.
+    """
     if own is None:
         (out / DATA).unlink(missing_ok=True)
     entries, content_bytes = _tally(tree)

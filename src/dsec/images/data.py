@@ -72,25 +72,33 @@ class DataStore:
         """All data known here."""
         return [f"sha256:{entry.name}" for entry in sorted(self._root.iterdir())]
 
-    def put_raw(self, record: DataRecord, file: Path) -> None:
+    def put_raw(self, record: DataRecord, file: Path, *, sync: bool = True) -> None:
         """Take over a finished file under the store's `tmp`; data known as a table becomes whole.
 
         What is whole here already stays, since it may be mounted, and the new file is dropped.
+
+        Args:
+            record: of the data.
+            file: the data.
+            sync: see `disk.install`; what is here already is then synced too.
 
         Raises:
             StorageFull: no room; nothing partial is left.
         """
         file.chmod(0o400)
-        disk.fsync_path(file)
+        if sync:
+            disk.fsync_path(file)
         with disk.full_disk_named(self._root), self.pins.lock:
             if self.raw(record.digest):
                 file.unlink()
+                if sync:
+                    disk.ensure_synced(self._directory(record.digest))
             elif self.has(record.digest):
                 disk.keep(self._directory(record.digest), {_RAW: file})
             else:
                 texts = {_RECORD: encode(record)}
                 directory = self._directory(record.digest)
-                disk.install(directory, {_RAW: file}, texts, self._scratch, sync=True)
+                disk.install(directory, {_RAW: file}, texts, self._scratch, sync=sync)
 
     def put_table(self, record: DataRecord, table: Path) -> None:
         """Note where data lies in the store, taking over the table, a file under `tmp`.

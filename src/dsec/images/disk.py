@@ -112,6 +112,13 @@ def keep(directory: Path, files: Mapping[str, Path]) -> None:
     fsync_path(directory)
 
 
+def ensure_synced(directory: Path) -> None:
+    """Sync a directory of `install` that was not."""
+    if (directory / _BOOT).exists():
+        keep(directory, {})
+        fsync_path(directory.parent)
+
+
 def drop_unsynced(root: Path) -> None:
     """Remove the directories below `root` that were not synced and may not have outlived a boot."""
     for mark in root.glob(f"*/{_BOOT}"):

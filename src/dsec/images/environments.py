@@ -59,6 +59,13 @@ IDLE_MOUNT_S = 600.0
 """A layer nobody uses stays mounted so long, its page cache with it."""
 
 
+def parts_of(image: ImageRecord) -> list[EnvironmentPart]:
+    """What an image brings to an environment, bottom first; a snapshot has several parts."""
+    if image.snapshot is not None:
+        return list(image.snapshot.parts)
+    return [EnvironmentPart(label="image", layers=image.mounts or image.layers)]
+
+
 class Environments:
     """The environments of a node's sandboxes."""
 
@@ -129,7 +136,7 @@ class Environments:
             Unavailable: one is not here, and the store does not answer.
         """
         image = await self.image(wanted.image)
-        parts = [EnvironmentPart(label="image", layers=image.mounts or image.layers)]
+        parts = parts_of(image)
         workspace, toolkits = "", []
         if wanted.workspace is not None:
             named = await self._publications.find("workspace", wanted.workspace)
@@ -226,6 +233,29 @@ class Environments:
         except BaseException:
             self._unpin(owner)
             raise
+
+    async def mount_layers(self, digests: Sequence[str], owner: str) -> list[Path]:
+        """Mount layers to look at them, and pin them until `release`.
+
+        Args:
+            digests: bottom first.
+            owner: who pins.
+
+        Returns:
+            The mounted directories, topmost first, each once.
+
+        Raises:
+            As `mount`; what was pinned stays so.
+        """
+        wanted = plan_layers(digests)
+        self._layers.pins.pin(wanted, owner)
+        if self._sharing is not None:
+            await self._fetch(self._sharing, wanted, owner)
+        try:
+            await together(partial(self._mount_one, digest) for digest in wanted)
+        except OSError as error:
+            raise InternalError(f"cannot mount layers: {error}") from error
+        return [self._layers.mount_point(digest) for digest in wanted]
 
     def _unpin(self, owner: str) -> None:
         self._layers.pins.unpin(owner)

@@ -13,6 +13,7 @@ import os
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -305,6 +306,17 @@ class Importer:
             mounts.append(await self._ensure_merged(work, run, source, bottom=bottom))
         return mounts
 
+    async def merge(self, work: Import, run: Sequence[str], source: str) -> list[str]:
+        """What is mounted for layers that lie over others: runs of them in one, if that is wise.
+
+        Raises:
+            NotFound: (kind layer) one is not here.
+            StorageFull: no room.
+        """
+        records = [await in_thread("disk", self._layers.get, key) for key in run]
+        runs = plan_merges(records, self._merging)
+        return [await self._ensure_merged(work, one, source, bottom=False) for one in runs]
+
     async def _ensure_merged(
         self, work: Import, run: Sequence[str], source: str, *, bottom: bool
     ) -> str:
@@ -342,8 +354,33 @@ class Importer:
             implied=converted.implied,
         )
 
+    async def put(
+        self, work: Import, source: str, converted: Converted, out: Path, *, sync: bool
+    ) -> LayerRecord:
+        """Take over a layer that was made in a directory of the import's; it stays pinned.
+
+        Args:
+            work: the import.
+            source: where the layer came from, for people.
+            converted: it.
+            out: its directory.
+            sync: whether it is to outlive a crash of the host.
+
+        Raises:
+            StorageFull: no room; nothing partial is left.
+        """
+        record = self._layer_record(converted.diff_id, source, converted)
+        await self._put(work, record, out, converted, sync=sync)
+        return record
+
     async def _put(
-        self, work: Import, record: LayerRecord, out: Path, converted: Converted
+        self,
+        work: Import,
+        record: LayerRecord,
+        out: Path,
+        converted: Converted,
+        *,
+        sync: bool = True,
     ) -> None:
         """Data first: a layer in the store can always be mounted."""
         self._layers.pins.pin([record.digest], work.owner)
@@ -351,8 +388,10 @@ class Importer:
         for device in converted.devices:
             if device.digest == converted.own_data:
                 data = DataRecord(digest=device.digest, size_bytes=device.size_bytes)
-                await in_thread("disk", self._data.put_raw, data, out / "data")
-        await in_thread("disk", self._layers.put, record, out / "meta.erofs")
+                put_raw = partial(self._data.put_raw, data, out / "data", sync=sync)
+                await in_thread("disk", put_raw)
+        put = partial(self._layers.put, record, out / "meta.erofs", sync=sync)
+        await in_thread("disk", put)
 
     async def _record(
         self,

@@ -112,12 +112,12 @@ class LayerStore:
     def put(self, record: LayerRecord, meta: Path, *, sync: bool = True) -> LayerRecord:
         """Take over a finished metadata image, a file under the store's `tmp`.
 
-        A layer that is here already stays as it is and the new one is dropped.
+        A layer that is here already stays and the new one is dropped.
 
         Args:
             record: of the layer.
             meta: its metadata.
-            sync: see `disk.install`.
+            sync: see `disk.install`; one that is here already is then synced too.
 
         Returns:
             The record of the layer that is here now.
@@ -129,6 +129,8 @@ class LayerStore:
         with disk.full_disk_named(self._root), self._alone(record.digest):
             if self.has(record.digest):
                 meta.unlink(missing_ok=True)
+                if sync:
+                    disk.ensure_synced(final)
                 return self.get(record.digest)
             meta.chmod(0o400)
             texts = {_RECORD: encode(record)}

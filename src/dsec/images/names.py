@@ -20,6 +20,11 @@ _REFERENCE = re.compile(
     r"(?::(?P<tag>[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}))?"
     r"(?:@(?P<digest>sha256:[0-9a-f]{64}))?"
 )
+_SNAPSHOTS = "snapshots/"
+_FREE = r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}"
+_SNAPSHOT = re.compile(
+    rf"(?P<path>{_SNAPSHOTS}(?P<project>{_FREE}(?:/{_FREE})*)/(?P<name>{_FREE}))(?::latest)?"
+)
 _FILE_NAME_LIMIT = 255 - len(".json") - len(".tmp")
 
 
@@ -64,13 +69,55 @@ def parse_reference(text: str) -> Reference:
 def image_name(text: str) -> ImageName:
     """Check a name and write out its tag: `debian` is `debian:latest`.
 
+    A snapshot's name is `snapshots/<project>/<name>`, with capitals if the snapshot has them.
+
     Raises:
         InvalidRequest: it is no name, has a digest, or is too long to be a file's name.
     """
+    if text.startswith(_SNAPSHOTS):
+        return _snapshot_name(text)
     reference = parse_reference(text)
     if reference.digest:
         raise InvalidRequest(f"an image's name carries no digest: {text[:200]!r}")
     return _checked(f"{reference.repository}:{reference.tag or 'latest'}")
+
+
+def _snapshot_name(text: str) -> ImageName:
+    match = _SNAPSHOT.fullmatch(text)
+    if not match:
+        raise InvalidRequest(
+            f"{text[:200]!r} is no snapshot: snapshots/PROJECT/NAME, of letters, digits and any of "
+            "_ . -, without a tag"
+        )
+    return _checked(f"{match['path']}:latest")
+
+
+def snapshot_name(project: str, name: str) -> ImageName:
+    """The name of a snapshot's image.
+
+    Raises:
+        InvalidRequest: project and name do not make one.
+    """
+    return _snapshot_name(f"{_SNAPSHOTS}{project}/{name}")
+
+
+def is_snapshot(name: str) -> bool:
+    """Whether a name is one that snapshots alone have."""
+    return name.startswith(_SNAPSHOTS)
+
+
+def given_name(text: str) -> ImageName:
+    """Check a name somebody wants to give to an image, as `image_name` does.
+
+    Raises:
+        InvalidRequest: it is no name, or kept for snapshots.
+    """
+    if is_snapshot(text):
+        raise InvalidRequest(
+            f"names under {_SNAPSHOTS} are those of snapshots; call the image {text[:200]!r} "
+            "something else"
+        )
+    return image_name(text)
 
 
 def name_of_reference(text: str) -> ImageName:
@@ -79,11 +126,11 @@ def name_of_reference(text: str) -> ImageName:
     A digest becomes the tag `sha256-<its first 12 digits>` unless there is a tag.
 
     Raises:
-        InvalidRequest: it is not a reference.
+        InvalidRequest: it is not a reference, or its name is kept for snapshots.
     """
     reference = parse_reference(text)
     digest_tag = reference.digest.replace(":", "-")[: len("sha256-") + 12]
-    return _checked(f"{reference.repository}:{reference.tag or digest_tag or 'latest'}")
+    return given_name(f"{reference.repository}:{reference.tag or digest_tag or 'latest'}")
 
 
 def _checked(name: str) -> ImageName:

@@ -13,8 +13,11 @@ from dsec.base.digests import digest_of as digest_of_bytes
 from dsec.base.errors import InternalError
 from dsec.images.store.interface import BlobRef
 from dsec.wire.public_v1 import ImageView, LayerKind
+from dsec.wire.sandbox import SnapshotView
 
 R = TypeVar("R")
+DIFFERENCE = "difference"
+"""Label of the parts that sandboxes wrote."""
 
 
 class DataRecord(Struct, kw_only=True, frozen=True):
@@ -116,6 +119,34 @@ class ImageRecord(Struct, kw_only=True, frozen=True):
     created_at: float
     source: str
     config: ImageConfig = ImageConfig()
+    snapshot: SnapshotRecord | None = None
+    """Where it comes from, if it was packed from a sandbox."""
+
+
+class SnapshotFacts(Struct, kw_only=True, frozen=True):
+    """What a snapshot is called and where it comes from."""
+
+    project: str
+    name: str
+    sandbox: str
+    step: int
+    packed_by: str
+    description: str
+    frozen_ms: float
+    unclean: bool = False
+    """What it was packed over holds residue, whatever was left out of the difference itself."""
+
+
+class SnapshotRecord(Struct, kw_only=True, frozen=True):
+    """What makes an image a snapshot."""
+
+    shown: SnapshotView
+    """As the API shows it; `stored` is what this node knows."""
+    parts: list[EnvironmentPart]
+    """What a sandbox restored from it stands on, bottom first; the last is of differences."""
+    differences: list[str]
+    """The layers of the last part one by one, as far as they were here when it was packed; the
+    last is its own."""
 
 
 class DirectoryMark(Struct, kw_only=True, frozen=True):
@@ -133,9 +164,14 @@ class EnvironmentPart(Struct, kw_only=True, frozen=True):
     """One part of an environment, as it was resolved."""
 
     label: str
-    """`image`, `workspace NAME`, `toolkit NAME`."""
+    """`image`, `workspace NAME`, `toolkit NAME`; `difference` or `fork of SANDBOX`."""
     layers: list[str]
     """What is mounted for it, bottom first."""
+
+
+def is_difference(part: EnvironmentPart) -> bool:
+    """Whether a sandbox wrote it."""
+    return part.label == DIFFERENCE or part.label.startswith("fork of ")
 
 
 class Environment(Struct, kw_only=True, frozen=True):
@@ -186,6 +222,16 @@ def view(record: ImageRecord) -> ImageView:
         entrypoint=config.entrypoint,
         cmd=config.cmd,
     )
+
+
+class KeptTrajectory(Struct, kw_only=True, frozen=True):
+    """The trajectory of a sandbox that is over, in the store."""
+
+    sandbox: str
+    blob: BlobRef
+    """The file, compressed with zstd."""
+    kept_at: float
+    """When it was put there."""
 
 
 def encode(record: object) -> bytes:

@@ -51,13 +51,15 @@ from dsec.images.inspection import Inspection
 from dsec.images.jobs import ImageEvent, Job, Jobs, finish
 from dsec.images.layers import LayerStore
 from dsec.images.lazy.node import NodeFiller
-from dsec.images.names import ImageName, image_name, name_of_reference
+from dsec.images.names import ImageName, given_name, image_name, is_snapshot, name_of_reference
 from dsec.images.oci.layer import Limits
 from dsec.images.publications import Publications, split_version
 from dsec.images.recorder import Recorder
 from dsec.images.records import ImageRecord, view
+from dsec.images.shared_view import view_store
 from dsec.images.sharing import Sharing
 from dsec.images.shelf import Shelf
+from dsec.images.snapshots import Snapshots
 from dsec.images.store.interface import BlobStore
 from dsec.images.traces import Traces
 from dsec.images.uploads import Uploads
@@ -173,6 +175,17 @@ class ImageService:
             tasks=self._tasks,
             clock=self._clock,
         )
+        self.snapshots = Snapshots(
+            self._images,
+            self._importer,
+            self.layers,
+            self.environments,
+            sharing=self._sharing,
+            limits=limits,
+            tasks=self._tasks,
+            clock=self._clock,
+            forget=self.remove,
+        )
         self._inspection = Inspection(
             self.environments, self.layers, self._devices, self._traces, self._clock
         )
@@ -192,6 +205,7 @@ class ImageService:
         tasks.start_soon(self._faults.watch, self.environments.filler_lost)
         tasks.start_soon(self._tidy)
         self._recorder.go_on()
+        self.snapshots.go_on()
         if filler is not None and self._sharing is not None and not self._shared.direct:
             tasks.start_soon(filler.warm)
         if self._uses is not None:
@@ -398,7 +412,7 @@ class ImageService:
             StorageFull: no room.
         """
         reference, tls_verify = request.reference, request.tls_verify
-        name = image_name(request.name) if request.name else name_of_reference(reference)
+        name = given_name(request.name) if request.name else name_of_reference(reference)
 
         async def work(job: Job[ImageView]) -> ImageView:
             return await self._importer.pull(job, reference, name, tls_verify=tls_verify)
@@ -417,7 +431,7 @@ class ImageService:
             Unavailable: the mirror cannot be reached.
             StorageFull: no room.
         """
-        chosen = image_name(request.name) if request.name else None
+        chosen = given_name(request.name) if request.name else None
         packages = tuple(request.packages)
 
         async def work(job: Job[ImageView]) -> ImageView:
@@ -437,7 +451,7 @@ class ImageService:
             Unsupported: nothing in it fits this host, or a program is missing.
             StorageFull: no room.
         """
-        checked, where = image_name(name), path.absolute()
+        checked, where = given_name(name), path.absolute()
 
         async def work(job: Job[ImageView]) -> ImageView:
             return await self._importer.import_path(job, where, checked, str(where))
@@ -450,7 +464,7 @@ class ImageService:
         Raises:
             As `import_path`.
         """
-        checked = image_name(name)
+        checked = given_name(name)
 
         async def work(job: Job[ImageView], upload: Path, digest: str) -> ImageView:
             async def imported(job: Job[ImageView]) -> ImageView:
@@ -531,14 +545,16 @@ class ImageService:
         return self._sharing
 
     async def list_images(self) -> list[ImageView]:
-        """All images, by name; the store's included, if it answers."""
+        """All images but snapshots, by name; the store's included, if it answers."""
         found = {} if self._sharing is None else await self._in_store(self._sharing)
-        found |= {record.name: record for record in self._images.records()}
+        here = (record for record in self._images.records() if record.snapshot is None)
+        found |= {record.name: record for record in here}
         return [view(record) for _, record in sorted(found.items())]
 
     @staticmethod
     async def _in_store(sharing: Sharing) -> dict[str, ImageRecord]:
-        return {record.name: record for record in await sharing.names.all("image")}
+        images = await sharing.names.all("image", lambda name: not is_snapshot(name))
+        return {record.name: record for record in images}
 
     async def lint(self, request: LintRequest) -> LintReport:
         """Look an environment over; see `Inspection.lint`."""
@@ -552,26 +568,7 @@ class ImageService:
 
     async def store(self) -> StoreView:
         """The shared store and this node's part of it."""
-        found = StoreView(node=self._shared.node)
-        if self._shared.store is not None:
-            found.url = self._shared.store.url
-            await self._try_store(self._shared.store, found)
-        if self._shared.filler is not None and self._shared.filler.started:
-            status = await (await self._shared.filler.client()).status()
-            found.front = status.front
-            found.cache_used_bytes = status.used_bytes
-            found.cache_budget_bytes = status.budget_bytes
-            found.fetched_bytes = status.fetched_bytes
-            found.requests = status.requests
-            found.evicted_bytes = status.evicted_bytes
-        return found
-
-    async def _try_store(self, store: BlobStore, found: StoreView) -> None:
-        try:
-            with contextlib.suppress(NotFound):
-                await store.get_document("use", self._shared.node)
-        except DsecError as error:
-            found.reachable, found.detail = False, error.message
+        return await view_store(self._shared.node, self._shared.store, self._shared.filler)
 
     async def collect_store(self, *, dry_run: bool) -> CollectReport:
         """Remove from the store what no name and no node needs.

@@ -76,10 +76,18 @@ class Sharing:
 
     # -- there --------------------------------------------------------------------------------
 
-    async def publish_image(self, record: ImageRecord, report: Report) -> None:
+    async def publish_image(
+        self, record: ImageRecord, report: Report, *, absent: bool = False
+    ) -> None:
         """Put an image and all it stands on into the store; the name means it from then on.
 
+        Args:
+            record: the image.
+            report: is told the progress.
+            absent: the name is to mean nothing else yet.
+
         Raises:
+            Conflict: `absent`, and it does.
             NotFound: (kind layer, data) it is neither here nor in the store.
             Unavailable: the store does not answer, or is being collected.
             StorageFull: no room there.
@@ -87,7 +95,7 @@ class Sharing:
         wanted = list(dict.fromkeys([*record.layers, *record.mounts]))
         async with publishing(self.store, self._clock):
             refs = [ref for digest in wanted for ref in await self._publish_layer(digest, report)]
-            await self.store.put_document("image", record.name, encode(record), refs)
+            await self.store.put_document("image", record.name, encode(record), refs, absent=absent)
         self.names.changed("image", record.name)
 
     async def publish_named(self, record: NamedLayer, report: Report) -> NamedLayer:

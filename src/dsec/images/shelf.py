@@ -9,7 +9,7 @@ from typing import Generic, Protocol, TypeVar
 
 from dsec.base.errors import NotFound
 from dsec.images import disk
-from dsec.images.names import ImageName, file_name, image_name, name_of_file
+from dsec.images.names import ImageName, file_name, image_name, is_snapshot, name_of_file
 from dsec.images.records import decode, encode
 
 
@@ -119,7 +119,8 @@ class Shelf(Generic[R]):
         )
 
     def _hint(self, name: ImageName) -> str:
-        known = sorted(self._records)
+        # Of snapshots nothing is told: they are their projects'.
+        known = sorted(name for name in self._records if not is_snapshot(name))
         if not known:
             return "There are none yet: build, pull, import or publish one first"
         near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)

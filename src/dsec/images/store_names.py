@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Literal, TypeVar, overload
 
@@ -17,7 +17,7 @@ import anyio
 
 from dsec.base.clock import Clock, SystemClock
 from dsec.base.errors import DataUnavailable, DsecError, InternalError, InvalidRequest, NotFound
-from dsec.images.names import image_name
+from dsec.images.names import image_name, is_snapshot
 from dsec.images.records import ImageRecord, NamedLayer, check_digest, decode
 from dsec.images.remembered import Remembered
 from dsec.images.store.interface import BlobStore
@@ -69,21 +69,29 @@ class StoreNames:
         return await self._lists.get(kind, partial(self._list, kind))
 
     @overload
-    async def all(self, kind: Literal["image"]) -> list[ImageRecord]: ...
+    async def all(
+        self, kind: Literal["image"], wanted: Callable[[str], bool] = ...
+    ) -> list[ImageRecord]: ...
     @overload
     async def all(self, kind: LayerKind) -> list[NamedLayer]: ...
 
-    async def all(self, kind: NameKind) -> list[ImageRecord] | list[NamedLayer]:
+    async def all(
+        self, kind: NameKind, wanted: Callable[[str], bool] = lambda _: True
+    ) -> list[ImageRecord] | list[NamedLayer]:
         """What all names of a kind mean, by name, as far as it can be learned in two seconds.
 
         A store that does not answer, and a document that is odd or gone, are no error here.
+
+        Args:
+            kind: of the names.
+            wanted: which of them.
         """
         with anyio.move_on_after(LISTING_S) as patience, contextlib.suppress(DsecError):
-            names = await self.names(kind)
+            names = filter(wanted, await self.names(kind))
             await several(partial(self._learn, kind, name) for name in names)
         if patience.cancelled_caught:
             logger.warning("the store was not waited for", extra={"kind": kind})
-        names = self._lists.last(kind) or []
+        names = filter(wanted, self._lists.last(kind) or [])
         if kind == "image":
             return [image for name in names if (image := self._images.last(name))]
         return [named for name in names if (named := self._named.last((kind, name)))]
@@ -129,7 +137,7 @@ class StoreNames:
             record = await self._read("image", name, ImageRecord)
             if record.name != name or image_name(name) != name or not record.layers:
                 raise InvalidRequest(f"it is about {record.name!r}")
-            for digest in [*record.layers, *record.mounts]:
+            for digest in [*record.layers, *record.mounts, *_of_snapshot(record)]:
                 check_digest(digest)
         return record
 
@@ -147,6 +155,22 @@ class StoreNames:
         except NotFound:
             raise NotFound(f"no {kind} {name!r} in the store", kind=kind, name=name) from None
         return decode(body, type_, f"{kind} {name} in {self._store.url}")
+
+
+def _of_snapshot(record: ImageRecord) -> list[str]:
+    """What a snapshot's own record names; other images have none.
+
+    Raises:
+        InvalidRequest: it is no image of a snapshot's name, or the other way round.
+    """
+    snapshot = record.snapshot
+    if is_snapshot(record.name) != (snapshot is not None):
+        raise InvalidRequest("its name and what it says do not go together")
+    if snapshot is None:
+        return []
+    if not snapshot.differences or not snapshot.parts:
+        raise InvalidRequest("it is of no difference")
+    return [*snapshot.differences, *(d for part in snapshot.parts for d in part.layers)]
 
 
 @contextlib.contextmanager

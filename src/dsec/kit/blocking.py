@@ -20,12 +20,15 @@ LIMITS = {
     "disk": 8,
     "mount": 4,
     "cgroup": 4,
+    "reclaim": 2,
     "build": 2,
     "scan": 4,
     "store": 16,
     "pack": 16,
     "fill": 2,
     "cached": 8,
+    "look": 2,
+    "take": 8,
 }
 """Threads that may work for a purpose at once; an unknown purpose is a programming error."""
 

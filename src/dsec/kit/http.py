@@ -48,7 +48,7 @@ from dsec.wire.public_v1 import ErrorAnswer, ErrorBody
 from dsec.wire.sandbox import StreamError
 
 T = TypeVar("T")
-Handler = Callable[[Request], Awaitable["Response | LateJson | Ndjson"]]
+Handler = Callable[[Request], Awaitable[ASGIApp]]
 logger = logging.getLogger("dsec.http")
 
 MAX_BODY_BYTES = 16 << 20

@@ -34,6 +34,7 @@ _TOLERANCE = 1.02
 _SUPERBLOCK, _MAGIC = 1024, 0xEF53
 _SHUTDOWN, _NO_LOG_FLUSH = 0x8004587D, 2
 _MAX_KEPT_BLOCKS = 4096
+_RESIZE = 0x40086610
 
 
 def format_image(image: Path, usable_bytes: int) -> None:
@@ -71,17 +72,33 @@ def usable_in(image: Path) -> int:
     Raises:
         OSError: it cannot be read, or is no ext4.
     """
-    with image.open("rb") as file:
-        file.seek(_SUPERBLOCK)
-        block = file.read(1024)
-    if len(block) < 1024 or struct.unpack_from("<H", block, 0x38)[0] != _MAGIC:
-        raise OSError(errno.EINVAL, "not an ext4 file system", str(image))
+    block = _superblock(image)
     blocks_low, _, free_low = struct.unpack_from("<III", block, 0x04)
     blocks_high, _, free_high = struct.unpack_from("<III", block, 0x150)
     blocks, free = blocks_high << 32 | blocks_low, free_high << 32 | free_low
     # Kept back by the kernel, for its own bookkeeping when the disk is full.
     kept = min(blocks // 50, _MAX_KEPT_BLOCKS)
     return int(free - kept) * BLOCK_BYTES
+
+
+def size_of(place: Path) -> int:
+    """Bytes of a file system, bookkeeping and all; of a device also while it is mounted.
+
+    Raises:
+        OSError: it cannot be read, or is no ext4.
+    """
+    block = _superblock(place)
+    (low,), (high,) = struct.unpack_from("<I", block, 0x04), struct.unpack_from("<I", block, 0x150)
+    return int(high << 32 | low) * BLOCK_BYTES
+
+
+def _superblock(place: Path) -> bytes:
+    with place.open("rb") as file:
+        file.seek(_SUPERBLOCK)
+        block = file.read(1024)
+    if len(block) < 1024 or struct.unpack_from("<H", block, 0x38)[0] != _MAGIC:
+        raise OSError(errno.EINVAL, "not an ext4 file system", str(place))
+    return block
 
 
 def mount_scratch(device: Path, target: Path) -> None:
@@ -91,6 +108,21 @@ def mount_scratch(device: Path, target: Path) -> None:
         OSError: naming the call and the target.
     """
     mounts.mount(str(device), target, "ext4", MountFlag.NODEV | MountFlag.NOATIME, _OPTIONS)
+
+
+def grow(target: Path, size_bytes: int) -> None:
+    """Have a mounted one fill its device up to this size, while it is used.
+
+    Raises:
+        OSError: naming the call and the target; EPERM: it takes CAP_SYS_RESOURCE.
+    """
+    descriptor = os.open(target, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.ioctl(descriptor, _RESIZE, struct.pack("=Q", size_bytes // BLOCK_BYTES))
+    except OSError as exc:
+        raise OSError(exc.errno, f"EXT4_IOC_RESIZE_FS: {exc.strerror}", str(target)) from None
+    finally:
+        os.close(descriptor)
 
 
 def give_up(target: Path) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 _CONTROL = "/dev/loop-control"
-_GET_FREE, _CONFIGURE = 0x4C82, 0x4C0A
+_GET_FREE, _CONFIGURE, _SET_CAPACITY = 0x4C82, 0x4C0A, 0x4C07
 _AUTOCLEAR, _DIRECT_IO = 4, 16
 _CONFIG = struct.Struct("=II52xI176x64x")
 """`struct loop_config`: file, block size, and the flags of its `struct loop_info64`."""
@@ -42,6 +42,24 @@ def attached(file: Path, block_size: int) -> Iterator[Path]:
         os.close(backing)
     try:
         yield device
+    finally:
+        os.close(descriptor)
+
+
+def device_of(mounted: Path) -> Path:
+    """The device a file system is mounted from. Raises OSError: it is not there."""
+    number = mounted.stat().st_dev
+    about = Path(f"/sys/dev/block/{os.major(number)}:{os.minor(number)}")
+    return Path("/dev", about.resolve(strict=True).name)
+
+
+def take_size(device: Path) -> None:
+    """Have a device be as large as its file is now. Raises OSError: naming the call and the device."""
+    descriptor = os.open(device, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        fcntl.ioctl(descriptor, _SET_CAPACITY)
+    except OSError as exc:
+        raise OSError(exc.errno, f"LOOP_SET_CAPACITY: {exc.strerror}", str(device)) from None
     finally:
         os.close(descriptor)
 

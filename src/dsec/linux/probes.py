@@ -240,11 +240,25 @@ def core_scheduling() -> str:
 
 
 def swap() -> str:
-    """Whether there is swap."""
-    size = hostinfo.memory().swap_total_bytes
-    if not size:
-        raise LookupError("none is configured")
-    return f"{size >> 20} MiB"
+    """Which swap there is, and how much of it is free."""
+    memory = hostinfo.memory()
+    if not memory.swap_total_bytes:
+        raise LookupError("none is configured: a pause gives back only memory backed by files")
+    devices = ", ".join(area.path for area in hostinfo.swaps())
+    free, total = memory.swap_free_bytes >> 20, memory.swap_total_bytes >> 20
+    return f"{free} of {total} MiB are free on {devices}"
+
+
+def freezer(hierarchy: Path) -> str:
+    """Make a group in a cgroup v2 hierarchy and see whether it could be frozen."""
+    group = hierarchy / f"dsec-probe-{os.getpid()}"
+    group.mkdir()
+    try:
+        if not (group / "cgroup.freeze").exists():
+            raise LookupError(f"groups below {hierarchy} have no cgroup.freeze")
+    finally:
+        group.rmdir()
+    return "sandboxes can be frozen"
 
 
 def pressure() -> str:

@@ -43,19 +43,18 @@ async def _main(settings: Settings, listener: socket.socket, announce: Announce)
 
     stop = anyio.Event()
     async with (
-        open_store(settings) as (directory, claims),
+        open_store(settings) as stores,
         open_edge(settings, CLOCK) as node,
         anyio.create_task_group() as group,
     ):
         edges = Edges([Edge(node.api, node.app)], CLOCK)
-        server = Apiserver(edges, directory, claims, CLOCK, version(), node.routes)
+        server = Apiserver(edges, stores, CLOCK, version(), node.routes)
         await edges.refresh()
         url = url_of(listener)
-        key = await credentials.ensure_admin(directory, settings.state, url)
+        key = await credentials.ensure_admin(stores.directory, settings.state, url)
         place = await credentials.publish(os.environ, url, key)
         group.start_soon(until_signal, stop)
-        group.start_soon(edges.run)
-        group.start_soon(server.sandboxes.forget_old_claims)
+        group.start_soon(server.run)
         announce(f"DSec serves at {url}; {_where_key(place, settings)}")
         await serve(server.app, listener, stop)
         if settings.stop_sandboxes:

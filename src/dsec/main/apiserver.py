@@ -42,19 +42,18 @@ async def _main(settings: Settings, listener: socket.socket, announce: Announce)
 
     stop = anyio.Event()
     async with (
-        open_store(settings) as (directory, claims),
+        open_store(settings) as stores,
         reach(settings.edges) as reached,
         anyio.create_task_group() as group,
     ):
         edges = Edges(reached, CLOCK)
-        server = Apiserver(edges, directory, claims, CLOCK, version(), EDGE_ROUTES)
+        server = Apiserver(edges, stores, CLOCK, version(), EDGE_ROUTES)
         await edges.refresh()
         url = url_of(listener)
-        key = await credentials.ensure_admin(directory, settings.state, url)
+        key = await credentials.ensure_admin(stores.directory, settings.state, url)
         await credentials.publish(os.environ, url, key)
         group.start_soon(until_signal, stop)
-        group.start_soon(edges.run)
-        group.start_soon(server.sandboxes.forget_old_claims)
+        group.start_soon(server.run)
         announce(f"DSec apiserver at {url}, {len(edges.all())} of {len(reached)} edges answer")
         await serve(server.app, listener, stop)
         group.cancel_scope.cancel()

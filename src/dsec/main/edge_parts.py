@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from dsec.edge.backends.interface import Backend
     from dsec.edge.images import Images
     from dsec.edge.service import EdgeConfig
+    from dsec.images.store.interface import BlobStore
 
 STOP_TIMEOUT_S = 30.0
 
@@ -56,9 +57,9 @@ async def open_edge(settings: Settings, clock: Clock) -> AsyncIterator[Node]:
         run=settings.run,
         version=version(),
     )
-    async with _images(settings, clock) as images:
+    async with _images(settings, clock) as (images, store):
         edge = EdgeService(
-            config,
+            replace(config, store=store),
             _backends(settings, config, images, clock),
             images,
             clock,
@@ -92,11 +93,13 @@ def _backends(
 
 
 @asynccontextmanager
-async def _images(settings: Settings, clock: Clock) -> AsyncIterator[Images]:
+async def _images(
+    settings: Settings, clock: Clock
+) -> AsyncIterator[tuple[Images, BlobStore | None]]:
     if settings.backend == "sim":
         from dsec.main.simulation import SimImages
 
-        yield SimImages(clock)
+        yield SimImages(clock), None
         return
     from dsec.images.service import ImageService
     from dsec.main.environment_parts import open_shared
@@ -105,7 +108,7 @@ async def _images(settings: Settings, clock: Clock) -> AsyncIterator[Images]:
         open_shared(settings) as shared,
         ImageService(settings.state / "images", settings.run, clock=clock, shared=shared) as images,
     ):
-        yield images
+        yield images, shared.store
 
 
 def aether_binary(settings: Settings) -> Path:

@@ -8,10 +8,11 @@ import msgspec
 
 from dsec.apiserver.app import Apiserver
 from dsec.control.edges import Edges
+from dsec.control.stores import Stores
 from dsec.edge.server import EDGE_ROUTES
 from dsec.images.lint.reference import reference
 from dsec.main.parts import CLOCK
-from dsec.store.memory import MemoryClaims, MemoryDirectory
+from dsec.store.memory import MemoryClaims, MemoryDirectory, MemoryLeases
 
 _ROOT = Path(__file__).parents[3]
 FILE = _ROOT / "spec" / "openapi" / "public-v1.json"
@@ -24,8 +25,7 @@ def public_openapi() -> bytes:
     """The description of the public API, as it is checked in."""
     server = Apiserver(
         Edges([], CLOCK),
-        MemoryDirectory(CLOCK),
-        MemoryClaims(CLOCK),
+        Stores(MemoryDirectory(CLOCK), MemoryClaims(CLOCK), MemoryLeases()),
         CLOCK,
         API_VERSION,
         EDGE_ROUTES,

@@ -10,8 +10,7 @@ from pathlib import Path
 from dsec.base.clock import Clock, SystemClock
 from dsec.base.errors import DsecError, InvalidRequest
 from dsec.base.ids import NodeId, node_id
-from dsec.control.claims import Claims
-from dsec.iam.directory import Directory
+from dsec.control.stores import Stores
 from dsec.main.settings import Settings
 
 CLOCK: Clock = SystemClock()
@@ -48,14 +47,16 @@ def _leaves(exc: BaseException) -> list[BaseException]:
 
 
 @asynccontextmanager
-async def open_store(settings: Settings) -> AsyncIterator[tuple[Directory, Claims]]:
-    """The store of principals, keys and claims."""
+async def open_store(settings: Settings) -> AsyncIterator[Stores]:
+    """The store of principals, keys, claims and leases."""
     from dsec.store.claims import SqlClaims
     from dsec.store.database import open_sqlite
     from dsec.store.keys import SqlDirectory
+    from dsec.store.leases import SqlLeases
 
     async with open_sqlite(settings.state / "control.db") as database:
-        yield SqlDirectory(database, CLOCK), SqlClaims(database, CLOCK)
+        directory, claims = SqlDirectory(database, CLOCK), SqlClaims(database, CLOCK)
+        yield Stores(directory, claims, SqlLeases(database))
 
 
 def read_secret(path: str) -> str:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
 from typing_extensions import override
 
 from dsec.base.clock import Clock
 from dsec.base.errors import NotFound, Unsupported
+from dsec.edge.images import Packing
 from dsec.edge.sim import SimBackend
 from dsec.images.names import ImageName, image_name, name_of_reference
 from dsec.images.records import (
@@ -35,7 +37,7 @@ from dsec.wire.public_v1 import (
     StoreView,
     TraceView,
 )
-from dsec.wire.sandbox import Fault
+from dsec.wire.sandbox import DiffEntry, Fault, Pack, SnapshotView
 
 __all__ = ["SimBackend", "SimImages", "StandIn"]
 
@@ -125,6 +127,15 @@ class SimImages:
         del environment, sandbox
         return []
 
+    @property
+    def snapshots(self) -> SimSnapshots:
+        """None: simulated files are not on a disk."""
+        return SimSnapshots()
+
+    async def collect(self) -> list[str]:
+        """No layers."""
+        return []
+
     async def remove(self, name: str) -> None:
         """Forget one. Raises NotFound."""
         del self._records[image_name((await self.resolve(name)).name)]
@@ -192,6 +203,45 @@ class SimImages:
     async def collect_store(self, *, dry_run: bool) -> CollectReport:
         """Refused: there is no store."""
         raise _unsimulated(f"collecting a store (dry run: {dry_run})")
+
+
+class SimSnapshots:
+    """No snapshots, and none can be taken."""
+
+    def packing(
+        self, writable: Path, environment: Environment, wanted: Pack
+    ) -> AbstractAsyncContextManager[Packing]:
+        """Refused: there is no directory to pack."""
+        del writable, environment
+        raise _unsimulated(f"packing {wanted.name}")
+
+    async def diff(self, writable: Path, environment: Environment) -> list[DiffEntry]:
+        """Refused: there is no directory to compare."""
+        del writable, environment
+        raise _unsimulated("comparing")
+
+    async def get(self, project: str, name: str) -> SnapshotView:
+        """None. Raises NotFound."""
+        raise NotFound(f"no snapshot {name!r} in project {project}", kind="snapshot")
+
+    async def by_image(self, image: str) -> SnapshotView | None:
+        """None."""
+        del image
+        return None
+
+    async def remove(self, project: str, name: str) -> None:
+        """None. Raises NotFound."""
+        await self.get(project, name)
+
+    async def changes(self, project: str, name: str) -> list[DiffEntry]:
+        """None. Raises NotFound."""
+        await self.get(project, name)
+        return []
+
+    async def list(self, project: str) -> list[SnapshotView]:
+        """None."""
+        del project
+        return []
 
 
 def _unsimulated(what: str) -> Unsupported:

@@ -5,15 +5,21 @@ and retries are in `_async/call.py`, the seam in `_async/transport.py`, networks
 `_aiohttp.py` and `_urllib3.py`.
 """
 
-from dsec.sdk._async.client import Batch, DSecClient
+from dsec.sdk._answers import error_of
+from dsec.sdk._async.client import DSecClient
 from dsec.sdk._async.command import Command, CommandEvents
 from dsec.sdk._async.environments import Environments
 from dsec.sdk._async.files import Files, FileStream, ResponseStream, Watch
 from dsec.sdk._async.images import ImageEvents, Images
+from dsec.sdk._async.jobs import Jobs
 from dsec.sdk._async.layers import LayerEvents, Layers
+from dsec.sdk._async.lines import LineStream
 from dsec.sdk._async.progress import ProgressStream
-from dsec.sdk._async.sandbox import Sandbox
+from dsec.sdk._async.replay import Replay
+from dsec.sdk._async.sandbox import Batch, Sandbox, Steps
 from dsec.sdk._async.session import Session
+from dsec.sdk._async.snapshots import Snapshots
+from dsec.sdk._async.state import Trajectory
 from dsec.sdk._async.store import SharedStore
 from dsec.sdk._async.transport import PortStream, Response, Transport
 from dsec.sdk._http import ConnectionFailed, Request
@@ -47,11 +53,14 @@ __all__ = [
     "GitTree",
     "ImageEvents",
     "Images",
+    "Jobs",
     "LayerEvents",
     "Layers",
+    "LineStream",
     "PortStream",
     "Progress",
     "ProgressStream",
+    "Replay",
     "Request",
     "Response",
     "ResponseStream",
@@ -59,9 +68,13 @@ __all__ = [
     "SandboxTree",
     "Session",
     "SharedStore",
+    "Snapshots",
+    "Steps",
     "TextDecoder",
+    "Trajectory",
     "Transport",
     "Unpacked",
     "Watch",
     "WatchEvent",
+    "error_of",
 ]

@@ -18,6 +18,7 @@ from dsec.kit import blocking
 T = TypeVar("T")
 CHUNK_BYTES = 256 << 10
 
+Lock = anyio.Lock
 sleep = anyio.sleep
 monotonic = anyio.current_time
 

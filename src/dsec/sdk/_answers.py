@@ -16,7 +16,7 @@ MAX_LINE_BYTES = 64 << 20
 _ERROR = msgspec.json.Decoder(ErrorAnswer)
 
 
-def error_of(body: ErrorBody, http_status: int) -> DsecError:
+def error_of(body: ErrorBody, http_status: int = 500) -> DsecError:
     """An error body as the exception it stands for."""
     return error_from(body.code, body.message, _extra(body), http_status)
 

@@ -15,6 +15,7 @@ from dsec.base.errors import DsecError
 T = TypeVar("T")
 CHUNK_BYTES = 256 << 10
 
+Lock = threading.Lock
 sleep = time.sleep  # noqa: TID251 - the synchronous client blocks, that is what it is for
 monotonic = time.monotonic
 

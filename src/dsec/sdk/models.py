@@ -16,7 +16,9 @@ from dsec.wire.sandbox import (
     Captured,
     CommandResult,
     FileKind,
+    IdleAction,
     Limits,
+    QosClass,
     SandboxSpec,
 )
 from dsec.wire.sandbox import FileInfo as WireFileInfo
@@ -46,6 +48,14 @@ class DSecContainerRunArgs:
         backend: how it is isolated.
         trace: name of the boot trace to load its data by, e.g. the task's; None: the environment's.
         record_trace: record what it reads, also if there is such a trace.
+        idle_action: what happens after `ttl_running_stop`: "stop", or "pause" until it is used.
+        qos: "ls", latency-sensitive, or "be", best-effort: it gets what nobody else wants.
+        job: the run it belongs to, paused, resumed and reaped with it; None: DSEC_JOB's, if that is
+            set; "": none.
+        step: of the job, for whoever looks.
+        group: of the step, for whoever looks.
+        epoch: of the job's lease you hold; None: DSEC_EPOCH's if the job is DSEC_JOB, else the one
+            in force, as with 0.
     """
 
     container_image: str
@@ -66,6 +76,33 @@ class DSecContainerRunArgs:
     disk_limit_mb: int | None = None
     trace: str | None = None
     record_trace: bool = False
+    idle_action: IdleAction = "stop"
+    qos: QosClass = "ls"
+    job: str | None = None
+    step: str = ""
+    group: str = ""
+    epoch: int | None = None
+
+
+def job_and_epoch(
+    args: DSecContainerRunArgs, environ: Mapping[str, str] | None = None
+) -> tuple[str | None, int]:
+    """The job and the epoch of its lease: as said, else as `dsec job lease --hold` has set them.
+
+    Raises:
+        InvalidRequest: DSEC_EPOCH is no number.
+    """
+    env = os.environ if environ is None else environ
+    held = env.get("DSEC_JOB") or None
+    job = held if args.job is None else args.job or None
+    if args.epoch is not None:
+        return job, args.epoch
+    if job is None or job != held:
+        return job, 0
+    text = env.get("DSEC_EPOCH") or "0"
+    if not (text.isascii() and text.isdecimal()):
+        raise InvalidRequest(f"DSEC_EPOCH {text[:80]!r} is no number")
+    return job, int(text)
 
 
 def seconds(value: float | None, name: str) -> float | None:
@@ -98,6 +135,7 @@ def toolkit_names(toolkits: Sequence[str]) -> list[str]:
 
 def sandbox_spec(args: DSecContainerRunArgs) -> SandboxSpec:
     """The arguments as they go over the wire."""
+    job, epoch = job_and_epoch(args)
     return SandboxSpec(
         image=args.container_image,
         workspace=args.workspace,
@@ -119,6 +157,12 @@ def sandbox_spec(args: DSecContainerRunArgs) -> SandboxSpec:
         env=dict(args.env),
         hostname=args.hostname,
         labels=dict(args.labels),
+        idle_action=args.idle_action,
+        qos=args.qos,
+        job=job,
+        step=args.step,
+        group=args.group,
+        epoch=epoch,
     )
 
 

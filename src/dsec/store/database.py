@@ -23,7 +23,7 @@ from dsec.kit.blocking import in_thread
 
 T = TypeVar("T")
 
-HEAD = "0001"
+HEAD = "0002"
 """The newest migration; a database that has it is opened without loading Alembic."""
 
 PRAGMAS = (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from sqlalchemy import (
+    BigInteger,
     Boolean,
     Column,
     Double,
@@ -66,4 +67,27 @@ creation_claims = Table(
     Column("settled", Boolean, nullable=False),
     Column("created_at", Double, nullable=False),
     Index("ix_creation_claims_created_at", "created_at"),
+)
+
+leases = Table(
+    "leases",
+    metadata,
+    Column("project", String(64), primary_key=True),
+    Column("job", String(128), primary_key=True),
+    Column("epoch", BigInteger, nullable=False),
+    Column("holder", String(64), nullable=False),
+    Column("ttl_s", Double, nullable=False),
+    Column("expires_at", Double, nullable=True),
+    Column("on_lapse", String(16), nullable=False),
+    Column("on_superseded", String(16), nullable=False),
+    Column("created_at", Double, nullable=False),
+    Column("taken_at", Double, nullable=False),
+    Column("updated_at", Double, nullable=False),
+    Column("superseding", Boolean, nullable=False),
+    Column("lapsed_at", Double, nullable=True),
+    Column("lapsing", Boolean, nullable=False),
+    Column("due_at", Double, nullable=True),
+    Column("key", String(256), nullable=False),
+    Column("version", BigInteger, nullable=False),
+    Index("ix_leases_due_at", "due_at"),
 )

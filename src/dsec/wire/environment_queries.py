@@ -7,6 +7,7 @@ from typing import Annotated
 from msgspec import Meta, Struct, field
 
 from dsec.wire.public_v1 import EnvironmentRef, LayerKind, LayerName
+from dsec.wire.sandbox import Name
 
 
 class LayersQuery(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -41,6 +42,18 @@ class TraceQuery(Struct, kw_only=True, forbid_unknown_fields=True):
         given = self.toolkit
         toolkits = [given] if isinstance(given, str) else given
         return EnvironmentRef(image=self.image, workspace=self.workspace, toolkits=toolkits)
+
+
+class SnapshotsQuery(Struct, kw_only=True, forbid_unknown_fields=True):
+    """Whose snapshots."""
+
+    project: Annotated[str, Meta(min_length=1, max_length=256)]
+
+
+class SnapshotQuery(SnapshotsQuery, kw_only=True, forbid_unknown_fields=True):
+    """One of them."""
+
+    name: Name
 
 
 class CollectQuery(Struct, kw_only=True, forbid_unknown_fields=True):

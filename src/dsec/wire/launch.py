@@ -14,11 +14,26 @@ class CgroupDir(Struct, kw_only=True):
     """Give the directory and its cgroup.{procs,threads,subtree_control,kill} to aether's host uid and gid."""
 
 
+class Meters(Struct, kw_only=True):
+    """Files of the sandbox's control groups by which programs inside are told what they have.
+
+    Of version 1 or 2; their contents say which.
+    """
+
+    memory_limit: str
+    memory_usage: str
+    memory_stat: str
+    cpu_time: str
+    """`cpu.stat` (version 2) or `cpuacct.stat` (version 1)."""
+
+
 class LaunchSpec(Struct, kw_only=True):
     """One sandbox to launch. All paths are host paths unless they say otherwise."""
 
     id: str
     hostname: str
+    machine_id: str = ""
+    """For /etc/machine-id, where the image has none; "" = leave it."""
     uid_base: int
     """Host id of the sandbox's uid and gid 0; ids 0 to 65534 map to a run from here, and
     uid_base + 65535, unmapped inside, is aether's own."""
@@ -40,6 +55,11 @@ class LaunchSpec(Struct, kw_only=True):
     """Delegated v2 directory; aether makes one child per command in it."""
     work_v1: list[str] = field(default_factory=list)
     """`tasks` files (cgroup v1) every command joins before it is executed."""
+    cpus: list[int] = field(default_factory=list)
+    """Processors of the host it runs on, by number; none named: on all."""
+    meters: Meters | None = None
+    """With them /proc/meminfo, /proc/cpuinfo, /proc/stat and the list of processors in /sys say what
+    the sandbox has; without, what the host has."""
     network: str = "none"
     masked_paths: list[str] = field(default_factory=list)
     readonly_paths: list[str] = field(default_factory=list)

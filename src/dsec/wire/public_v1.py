@@ -303,7 +303,10 @@ class LeaseRequest(Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class JobView(Struct, kw_only=True, omit_defaults=True):
-    """A job: its lease, if it has one, and its sandboxes."""
+    """A job: its lease, if it has one, and its sandboxes.
+
+    What a lease request is answered with says nothing of sandboxes: no node is asked.
+    """
 
     job: str
     project: str

@@ -216,7 +216,7 @@ class Fork(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Idempotency key: the same key gives the same children."""
 
 
-class Recorded(Struct, kw_only=True, omit_defaults=True):
+class Recorded(Struct, kw_only=True, omit_defaults=True):  # type: ignore[explicit-any]
     """One operation that reached a sandbox, as its trajectory has it (`dsec.trajectory`)."""
 
     seq: int
@@ -228,13 +228,13 @@ class Recorded(Struct, kw_only=True, omit_defaults=True):
     caller: str = ""
     """The principal."""
     at: float
-    args: dict[str, Any] = field(default_factory=dict)
+    args: dict[str, Any] = field(default_factory=dict)  # type: ignore[explicit-any]
     """Long values are given by size_bytes and sha256."""
     ended_at: float | None = None
     """None: it goes on, or its outcome is not known."""
     outcome: str = ""
     """`ok`, or the code of an error; "" while it goes on."""
-    result: dict[str, Any] = field(default_factory=dict)
+    result: dict[str, Any] = field(default_factory=dict)  # type: ignore[explicit-any]
     stdout: Captured | None = None
     stderr: Captured | None = None
     inherited: bool = False

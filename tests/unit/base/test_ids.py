@@ -9,7 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dsec.base.errors import InvalidRequest, NotFound
-from dsec.base.ids import command_id, mint_command_id, mint_sandbox_id, node_id, node_of, sandbox_id
+from dsec.base.ids import (
+    command_id,
+    derive_sandbox_id,
+    mint_command_id,
+    mint_sandbox_id,
+    node_id,
+    node_of,
+    sandbox_id,
+)
 
 
 def test_a_sandbox_id_encodes_its_node_and_is_a_dns_label() -> None:
@@ -40,3 +48,12 @@ def test_minted_command_ids_are_acceptable() -> None:
 def test_bad_node_ids_are_refused(bad: str) -> None:
     with pytest.raises(InvalidRequest):
         node_id(bad)
+
+
+def test_a_derived_id_is_one_and_always_the_same() -> None:
+    node = node_id("n0de")
+    one = derive_sandbox_id(node, "parent", "key", "0")
+    assert sandbox_id(one) == one == derive_sandbox_id(node, "parent", "key", "0")
+    assert node_of(one) == node
+    others = [("parent", "key", "1"), ("parent", "key0", ""), ("parentkey", "0"), ("parent", "key")]
+    assert len({one, *(derive_sandbox_id(node, *of) for of in others)}) == 5

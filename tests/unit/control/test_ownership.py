@@ -9,9 +9,9 @@ from dsec.base.clock import SystemClock
 from dsec.base.errors import NotFound
 from dsec.base.ids import NodeId, ProjectId, SandboxId, mint_sandbox_id
 from dsec.control.edges import Edge, Edges
-from dsec.control.flights import Flights
 from dsec.control.listing import _read_mark, _write_mark
 from dsec.control.ownership import Ownership
+from dsec.kit.flights import Flights
 from dsec.wire.edge_v1 import CreateOnEdge
 from dsec.wire.sandbox import SandboxSpec, SandboxView
 from tests.system.fake_edge import FakeEdge

@@ -16,10 +16,11 @@ from dsec.control import edges as edges_module
 from dsec.control import sandboxes as sandboxes_module
 from dsec.control.edges import Edge, Edges
 from dsec.control.everywhere import one_after_another, present
+from dsec.control.leases import Leases
 from dsec.control.ownership import Ownership
 from dsec.control.remote import EdgeLink, HttpEdge
 from dsec.control.sandboxes import Sandboxes
-from dsec.store.memory import MemoryClaims
+from dsec.store.memory import MemoryClaims, MemoryLeases
 from dsec.wire.edge_v1 import ImageEvent, ListFilter
 from dsec.wire.public_v1 import ImageProgress, NodeView, PullImage
 from tests.system.fake_edge import FakeEdge
@@ -75,8 +76,11 @@ async def test_keys_are_forgotten_later_if_not_now(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(sandboxes_module, "FORGET_EVERY_S", 0.001)
     clock = SystemClock()
     edges, claims = Edges([], clock), FullDisk(clock)
+    leases = Leases(MemoryLeases(), clock, lambda _: None)
     async with anyio.create_task_group() as group:
-        group.start_soon(Sandboxes(edges, claims, Ownership(edges), clock).forget_old_claims)
+        group.start_soon(
+            Sandboxes(edges, claims, Ownership(edges), leases, clock).forget_old_claims
+        )
         with anyio.fail_after(5):
             await claims.twice.wait()
         group.cancel_scope.cancel()

@@ -25,6 +25,6 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Node:
     async def at_once(_purpose: str, func: Callable[..., Any], *args: Any, **_: Any) -> Any:
         return func(*args)
 
-    for module in ("service", "lifecycle.owner", "sweep"):
+    for module in ("service", "lifecycle.owner", "sweep", "recording", "appending", "retelling", "shipping"):
         monkeypatch.setattr(f"dsec.edge.{module}.in_thread", at_once)
     return Node(tmp_path)

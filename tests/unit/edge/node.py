@@ -10,7 +10,7 @@ import anyio
 import httpx
 from typing_extensions import override
 
-from dsec.base.clock import SystemClock
+from dsec.base.clock import Clock, SystemClock
 from dsec.base.errors import DsecError, NotFound
 from dsec.base.ids import NodeId, mint_sandbox_id
 from dsec.edge.admission import AdmissionLimits
@@ -133,7 +133,7 @@ class Node:
         self.host = SimHost()
         self.faults = Faults()
         self.images = FakeImages()
-        self.clock = AnyClock()
+        self.clock: Clock = AnyClock()
 
     @asynccontextmanager
     async def edge(

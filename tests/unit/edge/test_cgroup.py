@@ -49,6 +49,7 @@ def test_a_hybrid_host_limits_by_v1_and_kills_by_v2() -> None:
             [
                 ("memory.limit_in_bytes", "67108864"),
                 ("memory.memsw.limit_in_bytes", "67108864"),
+                ("memory.swappiness", "0"),
             ],
             False,
         ),

@@ -1,12 +1,13 @@
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import msgspec
 
-from dsec.edge.backends.launch_spec import PATH, CommandLimits, launch_spec
+from dsec.edge.backends.launch_spec import PATH, CommandLimits, HostFacts, launch_spec, machine_id
 from dsec.edge.record import SandboxRecord
 from dsec.images.records import DirectoryMark, Environment
 from dsec.images.records import view as image_view
@@ -15,6 +16,7 @@ from dsec.wire.launch import LaunchSpec
 from dsec.wire.sandbox import Limits, SandboxSpec
 from tests.unit.edge.node import image
 
+HOST = HostFacts(nofile_max=20_000, processors=[0, 2, 4, 6], fuse=True)
 LAYOUT = Layout(base="dsec-n001", v2="/cg", v2_controllers=["memory", "cpu", "pids"])
 
 
@@ -30,13 +32,15 @@ def made(spec: SandboxSpec, *, mends: Sequence[DirectoryMark] = (), **of_image: 
         directory="/state/sandboxes/s",
         socket="/run/s",
     )
-    return launch_spec(record, ["/l/2", "/l/1"], LAYOUT, CommandLimits(), 20_000, mends)
+    return launch_spec(record, ["/l/2", "/l/1"], LAYOUT, CommandLimits(), HOST, mends)
 
 
 def test_the_specification_comes_before_the_image_and_that_before_defaults() -> None:
     plain = made(SandboxSpec(image="debian"))
     assert (plain.user, plain.workdir, plain.env) == ("root", "/", {"PATH": PATH})
     assert plain.hostname == plain.id
+    assert re.fullmatch("[0-9a-f]{32}", plain.machine_id)
+    assert plain.machine_id == machine_id(plain.id) != machine_id("another")
     of_image: dict[str, Any] = {"user": "app", "workdir": "/srv", "env": {"PATH": "/x", "A": "1"}}
     imaged = made(SandboxSpec(image="debian"), **of_image)
     assert (imaged.user, imaged.workdir, imaged.env) == ("app", "/srv", {"PATH": "/x", "A": "1"})
@@ -56,6 +60,23 @@ def test_limits_become_groups_and_descriptors_stay_below_the_hosts() -> None:
         ("pids.max", "9"),
     ]
     assert got.rlimits == {"nofile": (20_000, 20_000), "core": (0, 0)}
+
+
+def test_it_runs_on_as_many_processors_as_it_may_use_and_is_shown_its_limits() -> None:
+    def cpus(cores: float) -> list[int]:
+        return made(SandboxSpec(image="debian", limits=Limits(cpu_cores=cores))).cpus
+
+    assert [len(cpus(cores)) for cores in (0.1, 1, 1.5, 4, 64)] == [1, 1, 2, 4, 4]
+    assert set(cpus(3)) < {0, 2, 4, 6}
+    meters = made(SandboxSpec(image="debian")).meters
+    assert meters is not None
+    assert meters.memory_limit == "/cg/dsec-n001/sbxn0010000000000000000/work/memory.max"
+    assert meters.cpu_time == "/cg/dsec-n001/sbxn0010000000000000000/cpu.stat"
+
+
+def test_best_effort_runs_when_nobody_else_does() -> None:
+    group = made(SandboxSpec(image="debian", qos="be")).cgroups[2]
+    assert ("cpu.weight", "1") in group.writes
 
 
 def test_what_tells_of_the_host_is_hidden() -> None:

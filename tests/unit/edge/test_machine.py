@@ -13,6 +13,12 @@ from dsec.edge.lifecycle.machine import (
     Launched,
     LaunchFailed,
     Ordered,
+    Paused,
+    PauseFailed,
+    PauseWanted,
+    Resumed,
+    ResumeFailed,
+    ResumeWanted,
     StopWanted,
     step,
 )
@@ -30,6 +36,15 @@ IDLE = StopWanted(StopReason.IDLE)
         (S.CREATING, IDLE, S.STOPPING, REMOVAL, StopReason.IDLE),
         (S.RUNNING, IDLE, S.STOPPING, REMOVAL, StopReason.IDLE),
         (S.RUNNING, Died(), S.FAILED, REMOVAL, StopReason.DIED),
+        (S.RUNNING, PauseWanted(), S.PAUSING, (Action.PAUSE,), None),
+        (S.PAUSING, Paused(), S.PAUSED, (), None),
+        (S.PAUSING, PauseFailed(), S.RUNNING, (Action.RESUME,), None),
+        (S.PAUSED, ResumeWanted(), S.RESUMING, (Action.RESUME,), None),
+        (S.RESUMING, Resumed(), S.RUNNING, (), None),
+        (S.RESUMING, ResumeFailed(), S.PAUSED, (), None),
+        (S.PAUSED, Found(answers=True), S.PAUSED, (), None),
+        (S.PAUSED, Found(answers=False), S.LOST, REMOVAL, StopReason.NODE_LOST),
+        (S.PAUSED, Died(), S.FAILED, REMOVAL, StopReason.DIED),
         (S.STOPPING, Cleaned(), S.STOPPED, (), None),
         (S.STOPPING, IDLE, S.STOPPING, (), None),
         (S.STOPPING, Died(), S.STOPPING, (), None),
@@ -55,7 +70,17 @@ def test_what_follows(
 
 @pytest.mark.parametrize(
     ("state", "event"),
-    [(S.RUNNING, Launched()), (S.RUNNING, Cleaned()), (S.CREATING, Died()), (S.STOPPED, Ordered())],
+    [
+        (S.RUNNING, Launched()),
+        (S.RUNNING, Cleaned()),
+        (S.RUNNING, Found(answers=False)),
+        (S.RUNNING, ResumeWanted()),
+        (S.CREATING, Died()),
+        (S.CREATING, PauseWanted()),
+        (S.PAUSED, PauseWanted()),
+        (S.STOPPING, ResumeWanted()),
+        (S.STOPPED, Ordered()),
+    ],
 )
 def test_what_cannot_happen_is_our_bug(state: S, event: Event) -> None:
     with pytest.raises(ValueError, match="cannot happen"):
@@ -63,7 +88,7 @@ def test_what_cannot_happen_is_our_bug(state: S, event: Event) -> None:
 
 
 def test_a_stop_leads_out_of_every_living_state_the_edge_uses() -> None:
-    for state in (S.CREATING, S.RUNNING):
+    for state in (S.CREATING, S.RUNNING, S.PAUSING, S.PAUSED, S.RESUMING):
         assert step(state, IDLE).actions == REMOVAL
     for state in FINAL:
         assert step(state, IDLE).state is state

@@ -136,7 +136,7 @@ async def test_an_odd_answer_to_the_idle_clock(
         with monkeypatch.context() as patch:
             patch.setattr(AetherChannel, "collect", collect)
             edge._live[asked.id].idle_since -= 1000
-            edge._ttl.watch(asked.id, 0.0)
+            edge._expiry._ttl.watch(asked.id, 0.0)
             await _until(lambda: bool(looks))
         await anyio.wait_all_tasks_blocked()
         await still_serves(edge)

@@ -9,10 +9,17 @@ import pytest
 import trio.testing
 
 from dsec.base.errors import NotFound, Unavailable
-from dsec.images.collecting import FRESH_BLOB_S, USE_LASTS_S, Use, collect
+from dsec.images.collecting import (
+    FRESH_BLOB_S,
+    TRAJECTORY_LASTS_S,
+    USE_LASTS_S,
+    Use,
+    collect,
+)
 from dsec.images.records import (
     DataRecord,
     ImageRecord,
+    KeptTrajectory,
     LayerRecord,
     NamedLayer,
     Packed,
@@ -243,3 +250,17 @@ async def test_a_registry_keeps_its_blobs_itself() -> None:
     report = await world.collect()
     assert (report.blobs, report.detail) == (0, "1 layers; it lists no blobs")
     assert world.store.names("layer") == sorted([NAMED, USED])
+
+
+async def test_trajectories_are_kept_for_a_month() -> None:
+    store = FakeStore()
+    for name, age_s in (("young", TRAJECTORY_LASTS_S - 60), ("old", TRAJECTORY_LASTS_S + 60)):
+        blob = store.add(name.encode(), OLD)
+        record = KeptTrajectory(sandbox=name, blob=blob, kept_at=CLOCK.now() - age_s)
+        store.documents["trajectory", name] = encode(record)
+    assert (await collect(store, CLOCK, dry_run=True)).blobs == 1
+    assert len(store.documents) >= 2
+    report = await collect(store, CLOCK, dry_run=False)
+    assert (report.blobs, report.kept_blobs) == (1, 1)
+    assert ("trajectory", "young") in store.documents
+    assert ("trajectory", "old") not in store.documents

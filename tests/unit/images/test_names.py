@@ -9,10 +9,13 @@ from dsec.images.names import (
     ImageName,
     Reference,
     file_name,
+    given_name,
     image_name,
+    is_snapshot,
     name_of_file,
     name_of_reference,
     parse_reference,
+    snapshot_name,
 )
 
 DIGEST = "sha256:" + "ab" * 32
@@ -86,3 +89,27 @@ def test_a_foreign_file_is_no_record() -> None:
     with pytest.raises(InvalidRequest):
         name_of_file("debian.json")  # its tag is missing
     assert file_name(ImageName("a/b:c")) == "a%2Fb%3Ac.json"
+
+
+def test_snapshots_have_names_of_their_own() -> None:
+    assert snapshot_name("root", "My.Snap-1_") == "snapshots/root/My.Snap-1_:latest"
+    assert image_name("snapshots/a/b/C") == "snapshots/a/b/C:latest"
+    assert image_name("snapshots/a/b:latest") == "snapshots/a/b:latest"
+    assert name_of_file(file_name(image_name("snapshots/a/B"))) == "snapshots/a/B:latest"
+    assert is_snapshot("snapshots/a/b")
+    assert not is_snapshot("registry.test/snapshots/a/b")
+
+
+@pytest.mark.parametrize(
+    "text", ["snapshots/", "snapshots/a", "snapshots/a/../b", "snapshots/a/b:v1", "snapshots/a/b/"]
+)
+def test_what_is_no_snapshot_is_no_name(text: str) -> None:
+    with pytest.raises(InvalidRequest):
+        image_name(text)
+
+
+def test_nobody_gives_an_image_the_name_of_a_snapshot() -> None:
+    assert given_name("team/snapshots") == "team/snapshots:latest"
+    for give in (given_name, name_of_reference):
+        with pytest.raises(InvalidRequest, match="those of snapshots"):
+            give("snapshots/a/b")

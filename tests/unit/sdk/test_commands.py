@@ -22,6 +22,7 @@ from dsec import (
     TextDecoder,
     Unavailable,
 )
+from dsec.sdk._aio import as_iterator
 from dsec.sdk.models import sandbox_spec
 from dsec.wire.sandbox import Captured, Heartbeat
 from tests.unit.sdk.fake import (
@@ -135,22 +136,74 @@ async def test_input_is_streamed_and_a_command_that_does_not_read_it_is_no_error
     platform.sandbox("GET", "/commands/cmd1/result", LOST, json(result(b"3")))
     assert (await box.exec(["wc", "-c"], input="abc")).stdout == "3"
     call = platform.calls("POST", "/stdin")[0]
-    assert (call.body, call.query) == (b"abc", {"eof": "1"})
+    assert (call.body, call.query) == (b"abc", {"eof": "1", "offset": "0"})
     assert platform.calls("POST", "/commands")[0].json()["stdin"] == "pipe"
     platform.sandbox("POST", "/commands/cmd1/stdin", error(Conflict("its input is closed")))
     assert (await box.exec(["true"], input=b"abc")).ok
 
 
-async def test_input_is_never_sent_twice(platform: FakePlatform, box: Sandbox) -> None:
+async def test_input_says_where_it_belongs_when_it_is_sent_again(
+    platform: FakePlatform, box: Sandbox
+) -> None:
     platform.sandbox("POST", "/commands", json(command(), 201))
     platform.sandbox("POST", "/commands/cmd1/stdin", LOST, Reply(204))
     started = await box.start(["cat"], stdin="pipe")
-    with pytest.raises(Unavailable):
-        await started.write(b"once")
-    assert len(platform.calls("POST", "/stdin")) == 1
+    await started.write(b"once")
+    await started.write("")
+    platform.sandbox("POST", "/commands/cmd1/stdin", error(Conflict("gap")), Reply(204))
+    with pytest.raises(Conflict):
+        await started.write("more")
+    await started.write("more")
     platform.sandbox("POST", "/commands/cmd1/stdin", LOST, Reply(204))
+    await started.write_from(lambda: as_iterator([b"a", b"bc"]), eof=False, again=True)
     await started.close_stdin()
-    assert len(platform.calls("POST", "/stdin")) == 3
+    sent = [(call.body, call.query.get("offset")) for call in platform.calls("POST", "/stdin")]
+    assert sent == [
+        (b"once", "0"), (b"once", "0"), (b"more", "4"), (b"more", "4"),
+        (b"abc", "8"), (b"abc", "8"), (b"", "11"),
+    ]  # fmt: skip
+
+
+async def test_input_whose_place_is_not_known_is_sent_once(
+    platform: FakePlatform, box: Sandbox
+) -> None:
+    platform.sandbox("GET", "/commands/cmd1", json(command(running=True)))
+    found = await box.command("cmd1")
+    platform.sandbox("POST", "/commands", json(command(), 201))
+    started = await box.start(["cat"], stdin="pipe")
+    platform.sandbox("POST", "/commands/cmd1/stdin", LOST, Reply(204))
+    with pytest.raises(Unavailable):
+        await found.write(b"once")
+    assert platform.calls("POST", "/stdin")[0].query == {}
+    platform.sandbox("POST", "/commands/cmd1/stdin", LOST, Reply(204))
+    with pytest.raises(Unavailable):
+        await found.write_from(lambda: as_iterator([b"x"]), again=True)
+    platform.sandbox("POST", "/commands/cmd1/stdin", LOST, Reply(204))
+    with pytest.raises(Unavailable):
+        await started.write_from(lambda: as_iterator([b"x"]))
+    platform.sandbox("POST", "/commands/cmd1/stdin", LOST, Reply(204))
+    await found.close_stdin()
+    assert len(platform.calls("POST", "/stdin")) == 5
+
+
+async def test_two_writers_of_one_handle_take_turns(platform: FakePlatform, box: Sandbox) -> None:
+    platform.sandbox("POST", "/commands", json(command(), 201))
+    platform.sandbox("POST", "/commands/cmd1/stdin", Reply(204))
+    started = await box.start(["cat"], stdin="pipe")
+    async with anyio.create_task_group() as group:
+        for _ in range(4):
+            group.start_soon(started.write, b"12345")
+    offsets = [call.query["offset"] for call in platform.calls("POST", "/stdin")]
+    assert offsets == ["0", "5", "10", "15"]
+
+
+async def test_a_signal_has_a_key(platform: FakePlatform, box: Sandbox) -> None:
+    platform.sandbox("GET", "/commands/cmd1", json(command(running=True)))
+    platform.sandbox("POST", "/commands/cmd1/signal", LOST, Reply(204))
+    await (await box.command("cmd1")).signal("SIGINT")
+    first, second = platform.calls("POST", "/signal")
+    assert first.query == {"signal": "INT"}
+    assert first.headers["idempotency-key"] == second.headers["idempotency-key"]
 
 
 def out(offset: int, data: bytes, stream: str = "stdout") -> Output:

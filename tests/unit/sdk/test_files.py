@@ -90,9 +90,25 @@ async def test_an_iterator_is_not(platform: FakePlatform, box: Sandbox) -> None:
     platform.sandbox("PUT", "/files", LOST, written)
     with pytest.raises(Unavailable):
         await box.files.write("/a", chunks())
-    platform.sandbox("PUT", "/files", LOST, written)
-    with pytest.raises(Unavailable):
-        await box.files.write("/a", b"twice?", append=True)
+
+
+async def test_changes_carry_a_key_that_each_attempt_repeats(
+    platform: FakePlatform, box: Sandbox
+) -> None:
+    info, refusal = json(FileInfo(path="/d", kind="dir")), error(Unavailable("edge restarts"))
+    platform.sandbox("PUT", "/files", LOST, refusal, json(FileInfo(path="/a", kind="file")))
+    platform.sandbox("POST", "/files/mkdir", LOST, refusal, info)
+    platform.sandbox("POST", "/files/move", LOST, refusal, info)
+    platform.sandbox("DELETE", "/files", LOST, refusal, json({"removed": 1}))
+    platform.sandbox("PUT", "/tree", LOST, refusal, json({"entries": 1}))
+    await box.files.write("/a", b"appended", append=True)
+    await box.files.mkdir("/d")
+    await box.files.move("/d", "/e")
+    await box.files.remove("/e")
+    await box.files.put_tar("/e", b"tar")
+    keys = [seen.headers["idempotency-key"] for seen in platform.seen if seen.method != "GET"]
+    assert [len(set(keys[at : at + 3])) for at in range(0, 15, 3)] == [1] * 5
+    assert len(set(keys)) == 5
 
 
 async def test_a_write_that_arrived_wrong_is_an_error(platform: FakePlatform, box: Sandbox) -> None:

@@ -25,6 +25,7 @@ NAMES = [
     "DSecContainerRunArgs",
     "DataUnavailable",
     "DeadlineExceeded",
+    "DiffEntry",
     "DsecError",
     "ExecResult",
     "Exited",
@@ -36,6 +37,8 @@ NAMES = [
     "ImageView",
     "InternalError",
     "InvalidRequest",
+    "JobItem",
+    "JobView",
     "LayerReady",
     "LayerView",
     "LimitError",
@@ -50,6 +53,7 @@ NAMES = [
     "PtySize",
     "QuotaExceeded",
     "RateLimited",
+    "Recorded",
     "RequestError",
     "Sandbox",
     "SandboxError",
@@ -57,8 +61,10 @@ NAMES = [
     "SandboxTree",
     "SandboxView",
     "Session",
+    "SnapshotView",
     "StartFailed",
     "Started",
+    "Steps",
     "StorageFull",
     "StoreView",
     "TextDecoder",
@@ -69,9 +75,14 @@ NAMES = [
     "Usage",
 ]
 METHODS = {
-    "DSecClient": "api_url close environments get images layers list nodes open run_container run_containers store version",
-    "Sandbox": "command commands connect_port exec files forward id open_session processes refresh"
-    " run_shell sessions start stop usage view warnings",
+    "DSecClient": "api_url close environments get images layers list jobs nodes open replay restore run_container run_containers snapshots store"
+    " trajectory version",
+    "Sandbox": "command commands connect_port diff exec files fork forks forward id open_session pack"
+    " pause processes refresh resize resume run_shell sessions start steps stop trajectory usage view"
+    " warnings",
+    "Steps": "next recorded",
+    "Snapshots": "diff get list remove",
+    "Jobs": "each get lease list pause reap release resume",
     "Command": "close_stdin events id kill refresh resize signal view wait write write_from",
     "Session": "close id run view",
     "Files": "exists get_tar list mkdir move put_tar read read_text remove stat stream upload_tree"
@@ -81,7 +92,17 @@ METHODS = {
     "Environments": "lint trace",
     "SharedStore": "collect show",
 }
-INSTANCE = {"environments", "files", "images", "layers", "store", "view"}
+INSTANCE = {
+    "environments",
+    "files",
+    "images",
+    "jobs",
+    "layers",
+    "sandbox",
+    "snapshots",
+    "store",
+    "view",
+}
 
 
 def test_names() -> None:
@@ -94,10 +115,16 @@ def test_names() -> None:
     assert imported == set(NAMES)
 
 
+def _members(kind: type) -> set[str]:
+    """Its own, and those of a base that has no name in the SDK."""
+    bases = [base for base in kind.__bases__ if base.__name__ == "StateCalls"]
+    return {*vars(kind), *(name for base in bases for name in vars(base))}
+
+
 def test_methods_are_the_same_with_and_without_await() -> None:
     for name, methods in METHODS.items():
         for home in (sdk, sync):
-            public = {m for m in vars(getattr(home, name)) if not m.startswith("_")}
+            public = {m for m in _members(getattr(home, name)) if not m.startswith("_")}
             assert public | INSTANCE == set(methods.split()) | INSTANCE, name
 
 

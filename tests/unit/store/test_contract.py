@@ -13,6 +13,7 @@ import pytest
 from dsec.base.errors import NotFound
 from dsec.base.ids import PrincipalId, ProjectId, SandboxId
 from dsec.control.claims import Claims
+from dsec.control.leases import LeaseBook
 from dsec.iam.directory import Directory
 from dsec.iam.permissions import OWNER, READER, Permission
 from dsec.iam.principals import Grant, Principal
@@ -20,7 +21,8 @@ from dsec.iam.projects import ROOT, Project
 from dsec.store.claims import SqlClaims
 from dsec.store.database import open_sqlite
 from dsec.store.keys import SqlDirectory
-from dsec.store.memory import MemoryClaims, MemoryDirectory
+from dsec.store.leases import SqlLeases
+from dsec.store.memory import MemoryClaims, MemoryDirectory, MemoryLeases
 from dsec.store.records import Claim
 
 pytestmark = pytest.mark.anyio
@@ -46,6 +48,7 @@ class FixedClock:
 class Store:
     directory: Directory
     claims: Claims
+    book: LeaseBook
     clock: FixedClock
 
 
@@ -53,10 +56,11 @@ class Store:
 async def opened(kind: str, folder: Path) -> AsyncIterator[Store]:
     clock = FixedClock()
     if kind == "memory":
-        yield Store(MemoryDirectory(clock), MemoryClaims(clock), clock)
+        yield Store(MemoryDirectory(clock), MemoryClaims(clock), MemoryLeases(), clock)
         return
     async with open_sqlite(folder / "control.db") as database:
-        yield Store(SqlDirectory(database, clock), SqlClaims(database, clock), clock)
+        claims = SqlClaims(database, clock)
+        yield Store(SqlDirectory(database, clock), claims, SqlLeases(database), clock)
 
 
 @pytest.fixture(params=["memory", "sqlite"])

@@ -1,7 +1,8 @@
 //! What all sandboxes start from, made once: the template mount namespace.
 //!
 //! Copying a mount namespace costs per mount, and a copy shows the new process everything in it
-//! until it pivots away. So sandboxes copy a small one: a tmpfs root with `newroot`, `/dev`, and a
+//! until it pivots away. So sandboxes copy a small one: a tmpfs root with `newroot`, `/dev`, a place
+//! and a device for the file system that tells of limits (`crate::fuse`), and a
 //! proc and a sysfs, which the kernel wants to see unmasked before it lets a user namespace mount
 //! its own.
 
@@ -59,9 +60,11 @@ fn make_root() -> io::Result<OwnedFd> {
     tmpfs.string(c"mode", c"0755")?;
     let root = tmpfs.mount(NO_SUID)?;
     namespace::set_umask(0);
-    for name in ["newroot", "dev", "proc", "sys"] {
+    for name in ["newroot", "dev", "proc", "sys", "truth"] {
         beneath::make_directory(&root, name, 0o755)?;
     }
+    // Beside /dev, which sandboxes get a copy of: this one is for their first process alone.
+    beneath::make_device(&root, c"fuse", 10, 229)?;
     fill_devices(&beneath::open(&root, "dev", beneath::Purpose::Directory)?)?;
     namespace::set_umask(0o022);
     Ok(root)

@@ -4,10 +4,12 @@
 use super::ground::Ground;
 use super::inside;
 use super::plan::{HostStep, Plan, IDS_INSIDE};
-use super::report::{Report, Stopwatch};
+use super::report::{Report, Stopwatch, SHOWN};
 use super::trip;
 use crate::confine::Confinement;
 use crate::error::{AtStep, StepError};
+use crate::fuse;
+use crate::serve::truth::Meters;
 use crate::spec::LaunchSpec;
 use crate::sys::beneath::{self, Purpose};
 use crate::sys::clone::{self, Side};
@@ -68,6 +70,7 @@ struct Site<'a> {
     listener: Option<OwnedFd>,
     work_v2: Option<OwnedFd>,
     work_v1: Vec<OwnedFd>,
+    meters: Option<Meters>,
     child: i32,
     channel: Option<OwnedFd>,
     owners: Option<OwnedFd>,
@@ -75,6 +78,8 @@ struct Site<'a> {
     layers: Vec<OwnedFd>,
     upper: Vec<OwnedFd>,
     root: Option<OwnedFd>,
+    /// The child's file system, while it is ours to answer.
+    shown: Option<OwnedFd>,
 }
 
 /// Do the plan. In the new process this does not return.
@@ -91,6 +96,7 @@ pub(super) fn launch(ground: &Ground, spec: &LaunchSpec, plan: &Plan) -> Result<
         listener: None,
         work_v2: None,
         work_v1: Vec::new(),
+        meters: None,
         child: 0,
         channel: None,
         owners: None,
@@ -98,6 +104,7 @@ pub(super) fn launch(ground: &Ground, spec: &LaunchSpec, plan: &Plan) -> Result<
         layers: Vec::new(),
         upper: Vec::new(),
         root: None,
+        shown: None,
     };
     for step in &plan.host {
         let since = Instant::now();
@@ -121,6 +128,7 @@ impl Site<'_> {
             HostStep::MakeDirectory { path } => self.make_directory(path),
             HostStep::Listen { socket } => self.listen(socket),
             HostStep::OpenGroups { work_v2, work_v1 } => self.open_groups(work_v2, work_v1)?,
+            HostStep::OpenMeters { paths } => self.open_meters(paths)?,
             HostStep::Clone { aether, agent_v2 } => self.clone(*aether, agent_v2),
             HostStep::MapIds { base } => self.map_ids(*base),
             HostStep::CopyLayer { path } => self.copy_layer(path),
@@ -193,6 +201,12 @@ impl Site<'_> {
         Ok(Ok(()))
     }
 
+    fn open_meters(&mut self, paths: &[String]) -> Result<io::Result<()>, StepError> {
+        let open = |path: &String| File::open(path).map(OwnedFd::from).at("open meters", path);
+        self.meters = Meters::new(paths.iter().map(open).collect::<Result<_, _>>()?);
+        Ok(Ok(()))
+    }
+
     /// The user namespace belongs to the id its maker has, and so does the child: an id that is
     /// not mapped inside. While it is at it in the template, it copies the shared /dev.
     fn clone(&mut self, aether: u32, agent_v2: &str) -> io::Result<()> {
@@ -257,6 +271,7 @@ impl Site<'_> {
             channel,
             work_v2: self.work_v2.take(),
             work_v1: std::mem::take(&mut self.work_v1),
+            meters: self.meters.take(),
         })
     }
 
@@ -339,10 +354,18 @@ impl Site<'_> {
 
     fn await_ready(&mut self) -> Result<io::Result<()>, Report> {
         let mut bytes = [0; 8192];
-        let Some(length) = self.hear(&mut bytes).at("await ready", &self.spec.id)? else {
-            return Err(self.lost(libc::ETIMEDOUT, "child silent"));
+        let message = loop {
+            let heard = self.hear(&mut bytes).at("await ready", &self.spec.id)?;
+            let Some((length, sent)) = heard else {
+                return Err(self.lost(libc::ETIMEDOUT, "child silent"));
+            };
+            let message = bytes.get(..length).unwrap_or_default();
+            if message != SHOWN {
+                break message;
+            }
+            self.answer_for(sent).at("await ready", &self.spec.id)?;
         };
-        let heard = rmp_serde::from_slice::<Report>(bytes.get(..length).unwrap_or_default());
+        let heard = rmp_serde::from_slice::<Report>(message);
         match heard {
             Ok(report) if report.step.is_empty() => self.watch.micros.extend(report.micros),
             Ok(report) => return Err(report),
@@ -351,15 +374,29 @@ impl Site<'_> {
         Ok(Ok(()))
     }
 
-    /// The length of the child's message; `None` if it says nothing.
-    fn hear(&self, bytes: &mut [u8]) -> io::Result<Option<usize>> {
+    /// The length of the child's message, and what came with it; `None` if it says nothing.
+    fn hear(&self, bytes: &mut [u8]) -> io::Result<Option<(usize, Vec<OwnedFd>)>> {
         let Some(channel) = &self.channel else {
             return Err(io::Error::from_raw_os_error(libc::EBADF));
         };
-        if fdpass::wait_readable([channel.as_fd()], SILENCE_MS)? == [false] {
-            return Ok(None);
+        loop {
+            let asked = self.shown.as_ref().unwrap_or(channel);
+            match fdpass::wait_readable([channel.as_fd(), asked.as_fd()], SILENCE_MS)? {
+                [false, false] => return Ok(None),
+                [true, _] => return fdpass::receive(channel.as_fd(), bytes).map(Some),
+                // Nobody reads yet, so there is nothing to say.
+                [false, true] => fuse::serve(asked, |_| String::new()).map(drop)?,
+            }
         }
-        fdpass::receive(channel.as_fd(), bytes).map(|(length, _)| Some(length))
+    }
+
+    /// Take over the child's file system, or give it back.
+    fn answer_for(&mut self, sent: Vec<OwnedFd>) -> io::Result<()> {
+        let shown = std::mem::replace(&mut self.shown, sent.into_iter().next());
+        match (&self.channel, shown) {
+            (Some(channel), Some(shown)) => fdpass::send(channel.as_fd(), SHOWN, &[shown.as_fd()]),
+            _ => Ok(()),
+        }
     }
 
     fn lost(&self, errno: i32, why: &str) -> Report {
@@ -369,8 +406,9 @@ impl Site<'_> {
     }
 
     fn undo(&mut self) {
-        // Nothing here may be held open by us when the child is gone.
+        // Nothing here may be held open by us when the child is gone, nor may it wait for us.
         self.root = None;
+        self.shown = None;
         while let Some(made) = self.made.pop() {
             if let Err(error) = made.undo() {
                 eprint_line(&format!("aether launch: undoing {made:?}: {error}"));

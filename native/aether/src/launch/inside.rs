@@ -2,19 +2,21 @@
 //! with one thread; everything here is done once, in order, and a failure is told and is the end.
 
 use super::plan::{self, FileSystem, InsideStep};
-use super::report::{Report, Stopwatch};
+use super::report::{Report, Stopwatch, SHOWN};
 use super::trip;
 use crate::confine::Confinement;
 use crate::error::{AtStep, StepError};
+use crate::fuse;
+use crate::serve::truth::{Meters, Truth};
 use crate::serve::{self, Handover};
 use crate::spec::LaunchSpec;
 use crate::sys::beneath::{self, Kind, Purpose};
 use crate::sys::mount::{self, Context, NO_DEVICES, NO_EXEC, NO_SUID, READ_ONLY};
-use crate::sys::{caps, fdpass, identity, namespace, reap};
+use crate::sys::{affinity, caps, fdpass, identity, namespace, reap};
 use std::fs::{File, OpenOptions, Permissions};
 use std::io::{self, Write};
 use std::mem::ManuallyDrop;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::{self, fs::PermissionsExt};
 use std::time::Instant;
 
@@ -28,6 +30,7 @@ pub(super) struct Arrival<'a> {
     pub(super) channel: OwnedFd,
     pub(super) work_v2: Option<OwnedFd>,
     pub(super) work_v1: Vec<OwnedFd>,
+    pub(super) meters: Option<Meters>,
 }
 
 /// What serving needs: to give files away and to read and write anybody's (`CHOWN`, `DAC_*`,
@@ -51,21 +54,25 @@ const KEPT: [&str; 11] = [
 /// Build the sandbox around this process, say so, serve.
 pub(super) fn run(arrival: Arrival<'_>) -> ! {
     let mut watch = Stopwatch::default();
-    let built = build(&arrival, &mut watch);
-    let failed = built.is_err();
-    let mut report = built.map_or_else(Report::from, |()| Report::default());
+    let (device, mut report) = match build(&arrival, &mut watch) {
+        Ok(device) => (device, Report::default()),
+        Err(error) => (None, Report::from(error)),
+    };
+    let failed = !report.step.is_empty();
     report.micros = watch.micros;
     let told = rmp_serde::to_vec_named(&report)
         .is_ok_and(|bytes| fdpass::send(arrival.channel.as_fd(), &bytes, &[]).is_ok());
     if failed || !told {
         reap::exit_now(70);
     }
-    let Arrival { spec, confinement, listener, channel, work_v2, work_v1, .. } = arrival;
+    let Arrival { spec, confinement, listener, channel, work_v2, work_v1, meters, .. } = arrival;
     drop(channel);
-    serve::run(Handover { spec, confinement, listener, work_v2, work_v1 })
+    let truth = device.zip(meters).map(|(device, meters)| Truth::new(device, meters));
+    serve::run(Handover { spec, confinement, listener, work_v2, work_v1, truth })
 }
 
-fn build(arrival: &Arrival<'_>, watch: &mut Stopwatch) -> Result<(), StepError> {
+/// Answers with the connection of the file system that tells of limits.
+fn build(arrival: &Arrival<'_>, watch: &mut Stopwatch) -> Result<Option<OwnedFd>, StepError> {
     let since = Instant::now();
     // Never dropped: one of the steps closes what it owns, by number.
     let mut site = ManuallyDrop::new(Site::arrive(arrival).at("receive mounts", "")?);
@@ -75,7 +82,7 @@ fn build(arrival: &Arrival<'_>, watch: &mut Stopwatch) -> Result<(), StepError> 
         trip::over(step.name()).and_then(|()| site.execute(step)).at(step.name(), step.path())?;
         watch.add(step.name(), since);
     }
-    Ok(())
+    Ok(site.device.take())
 }
 
 struct Site<'a> {
@@ -83,6 +90,7 @@ struct Site<'a> {
     root: OwnedFd,
     devices: OwnedFd,
     empty: Option<OwnedFd>,
+    device: Option<OwnedFd>,
 }
 
 impl<'a> Site<'a> {
@@ -98,7 +106,7 @@ impl<'a> Site<'a> {
         // not mapped, and by them the kernel decides who may touch this process.
         identity::file_id(0)?;
         namespace::set_umask(0);
-        Ok(Self { arrival, root, devices, empty: None })
+        Ok(Self { arrival, root, devices, empty: None, device: None })
     }
 
     fn execute(&mut self, step: &InsideStep) -> io::Result<()> {
@@ -114,10 +122,12 @@ impl<'a> Site<'a> {
             InsideStep::WriteIfMissing { directory, name, text } => {
                 self.write_if_missing(directory, name, text)
             }
+            InsideStep::ShowTruth => self.show_truth(),
             InsideStep::EnterRoot => mount::pivot(&self.root),
             InsideStep::SetHostname { name } => namespace::set_hostname(name),
             InsideStep::LoopbackUp => namespace::loopback_up(),
             InsideStep::StartSession => start_session(),
+            InsideStep::RunOn { cpus } => affinity::set(cpus),
             InsideStep::CloseDescriptors => self.close_descriptors(),
             InsideStep::DropCapabilities => drop_capabilities(),
         }
@@ -207,6 +217,28 @@ impl<'a> Site<'a> {
         mount::attach(copy, place)
     }
 
+    /// Files of a file system of our own over those that tell of the host. Opening them asks its
+    /// server, which must not be this process, as it waits: the launcher answers meanwhile. And it
+    /// alone holds the connection then, so that its death ends this wait too.
+    fn show_truth(&mut self) -> io::Result<()> {
+        let device = fuse::open_device("/fuse")?;
+        let shown = mount_truth(&device)?;
+        mount::attach(&shown, beneath::open(File::open("/")?, "truth", Purpose::Directory)?)?;
+        let channel = self.arrival.channel.as_fd();
+        fdpass::send(channel, SHOWN, &[device.as_fd()])?;
+        drop(device);
+        for (_, name, path) in fuse::FILES {
+            if let Some(place) = existing(beneath::open(&self.root, path, Purpose::Place))? {
+                let name = beneath::c_string(name)?;
+                mount::attach(mount::copy(Some(shown.as_fd()), &name)?, place)?;
+            }
+        }
+        fdpass::send(channel, SHOWN, &[])?;
+        let (_, mut returned) = fdpass::receive(channel, &mut [0; 16])?;
+        self.device = returned.pop();
+        Ok(())
+    }
+
     /// A link that leads nowhere counts as missing and is replaced, never followed.
     fn write_if_missing(&self, directory: &str, name: &str, text: &str) -> io::Result<()> {
         let directory = self.place(directory)?;
@@ -237,8 +269,30 @@ impl<'a> Site<'a> {
         let mut keep = vec![arrival.channel.as_fd(), arrival.listener.as_fd()];
         keep.extend(arrival.work_v2.iter().map(AsFd::as_fd));
         keep.extend(arrival.work_v1.iter().map(AsFd::as_fd));
+        keep.extend(arrival.meters.iter().flat_map(Meters::descriptors));
+        keep.extend(self.device.iter().map(AsFd::as_fd));
         fdpass::close_all_but(&keep)
     }
+}
+
+/// Readable by everybody inside, by nobody outside.
+fn mount_truth(device: &OwnedFd) -> io::Result<OwnedFd> {
+    let context = Context::open(c"fuse")?;
+    context.string(c"source", c"limits")?;
+    let number = beneath::c_string(&device.as_raw_fd().to_string())?;
+    let options = [
+        (c"fd", number.as_c_str()),
+        (c"rootmode", c"40555"),
+        (c"user_id", c"0"),
+        (c"group_id", c"0"),
+    ];
+    for (key, value) in options {
+        context.string(key, value)?;
+    }
+    for key in [c"ro", c"allow_other", c"default_permissions"] {
+        context.flag(key)?;
+    }
+    context.mount(READ_ONLY | NO_SUID | NO_DEVICES | NO_EXEC)
 }
 
 /// Whether a path was not opened because it is missing, or no directory, or leads through a link.

@@ -2,7 +2,7 @@
 //! by `host.rs` (outside) and `inside.rs` (in the new process).
 
 use crate::error::StepError;
-use crate::spec::{CgroupDir, LaunchSpec, Mend};
+use crate::spec::{CgroupDir, LaunchSpec, Mend, Meters};
 use crate::sys::mount::{NO_DEVICES, NO_EXEC, NO_SUID, READ_ONLY};
 use std::ffi::CStr;
 use std::io;
@@ -24,6 +24,7 @@ pub(crate) enum HostStep {
     MakeDirectory { path: String },
     Listen { socket: String },
     OpenGroups { work_v2: String, work_v1: Vec<String> },
+    OpenMeters { paths: Vec<String> },
     Clone { aether: u32, agent_v2: String },
     MapIds { base: u32 },
     CopyLayer { path: String },
@@ -46,10 +47,12 @@ pub(crate) enum InsideStep {
     Mask { path: String },
     MakeReadOnly { path: String },
     WriteIfMissing { directory: &'static str, name: &'static str, text: String },
+    ShowTruth,
     EnterRoot,
     SetHostname { name: String },
     LoopbackUp,
     StartSession,
+    RunOn { cpus: Vec<u32> },
     CloseDescriptors,
     DropCapabilities,
 }
@@ -109,6 +112,10 @@ fn host_steps(spec: &LaunchSpec, aether: u32) -> Vec<HostStep> {
         work_v2: spec.work_v2.clone(),
         work_v1: spec.work_v1.clone(),
     });
+    if let Some(meters) = &spec.meters {
+        let paths = meters.paths().map(String::clone).to_vec();
+        steps.push(HostStep::OpenMeters { paths });
+    }
     steps.push(HostStep::Clone { aether, agent_v2: spec.agent_v2.clone() });
     steps.push(HostStep::MapIds { base: spec.uid_base });
     steps.extend(spec.layers.iter().map(|path| HostStep::CopyLayer { path: path.clone() }));
@@ -142,14 +149,19 @@ fn inside_steps(spec: &LaunchSpec) -> Vec<InsideStep> {
         name,
         text,
     }));
+    if spec.meters.is_some() {
+        steps.push(InsideStep::ShowTruth);
+    }
     steps.extend([
         InsideStep::EnterRoot,
         InsideStep::SetHostname { name: spec.hostname.clone() },
         InsideStep::LoopbackUp,
         InsideStep::StartSession,
-        InsideStep::CloseDescriptors,
-        InsideStep::DropCapabilities,
     ]);
+    if !spec.cpus.is_empty() {
+        steps.push(InsideStep::RunOn { cpus: spec.cpus.clone() });
+    }
+    steps.extend([InsideStep::CloseDescriptors, InsideStep::DropCapabilities]);
     steps
 }
 
@@ -169,6 +181,9 @@ fn texts(spec: &LaunchSpec) -> Vec<(&'static str, String)> {
     if spec.network == "none" {
         // What the C library assumes without the file; there are programs that insist on it.
         texts.push(("resolv.conf", "nameserver 127.0.0.1\n".to_owned()));
+    }
+    if !spec.machine_id.is_empty() {
+        texts.push(("machine-id", format!("{}\n", spec.machine_id)));
     }
     texts
 }
@@ -194,7 +209,8 @@ fn check(spec: &LaunchSpec) -> Result<u32, StepError> {
         return Err(refuse("layers", "there is none"));
     }
     let places = [&spec.upper, &spec.work, &spec.socket];
-    let groups = spec.cgroups.iter().map(|dir| &dir.path).chain(&spec.work_v1);
+    let meters = spec.meters.iter().flat_map(Meters::paths);
+    let groups = spec.cgroups.iter().map(|dir| &dir.path).chain(&spec.work_v1).chain(meters);
     let mended = spec.mends.iter().map(|(path, ..)| path);
     let inside = spec.masked_paths.iter().chain(&spec.readonly_paths).chain(mended);
     for path in spec.layers.iter().chain(places).chain(groups).chain(inside) {
@@ -226,6 +242,7 @@ impl HostStep {
             Self::MakeDirectory { .. } => "make directory",
             Self::Listen { .. } => "listen",
             Self::OpenGroups { .. } => "open groups",
+            Self::OpenMeters { .. } => "open meters",
             Self::Clone { .. } => "clone",
             Self::MapIds { .. } => "map ids",
             Self::CopyLayer { .. } => "copy layer",
@@ -245,6 +262,7 @@ impl HostStep {
             | Self::CopyLayer { path } => path,
             Self::Listen { socket } => socket,
             Self::OpenGroups { work_v2, .. } => work_v2,
+            Self::OpenMeters { paths } => paths.first().map_or("", String::as_str),
             Self::Clone { agent_v2, .. } => agent_v2,
             Self::CopyUpper { parent, .. } => parent,
             Self::MountOverlay { .. } => "/",
@@ -267,6 +285,7 @@ impl HostStep {
             Self::OpenGroups { work_v2, work_v1 } => {
                 format!("open groups of commands: v2 {work_v2:?}, v1 {work_v1:?}")
             }
+            Self::OpenMeters { paths } => format!("open meters {}", paths.join(" ")),
             Self::Clone { aether, agent_v2 } => format!(
                 "clone as {aether} into cgroup {agent_v2:?}: new user, mount, pid, ipc, uts, net"
             ),
@@ -302,10 +321,12 @@ impl InsideStep {
             Self::Mask { .. } => "mask",
             Self::MakeReadOnly { .. } => "make read-only",
             Self::WriteIfMissing { .. } => "write if missing",
+            Self::ShowTruth => "show truth",
             Self::EnterRoot => "enter root",
             Self::SetHostname { .. } => "set hostname",
             Self::LoopbackUp => "loopback up",
             Self::StartSession => "start session",
+            Self::RunOn { .. } => "run on processors",
             Self::CloseDescriptors => "close descriptors",
             Self::DropCapabilities => "drop capabilities",
         }
@@ -323,6 +344,7 @@ impl InsideStep {
             }
             Self::WriteIfMissing { directory, name, .. } => format!("/{directory}/{name}"),
             Self::SetHostname { name } => name.clone(),
+            Self::RunOn { cpus } => format!("{cpus:?}"),
             _ => "/".to_owned(),
         }
     }
@@ -369,6 +391,7 @@ mod tests {
         LaunchSpec {
             id: "sbx_1".into(),
             hostname: "box".into(),
+            machine_id: "0123456789abcdef0123456789abcdef".into(),
             uid_base: 0x20_0000,
             layers: vec!["/layers/top".into(), "/layers/base".into()],
             mends: vec![("/tmp".into(), 0o1777, 0, 100_000)],
@@ -393,6 +416,8 @@ mod tests {
             env: std::collections::BTreeMap::new(),
             workdir: "/".into(),
             user: "root".into(),
+            cpus: vec![1],
+            meters: None,
             default_timeout_s: 1.0,
             max_timeout_s: 1.0,
             output_limit_bytes: 1,
@@ -427,6 +452,7 @@ mod tests {
             "make read-only /proc/sys",
             "mask /proc/kcore",
             "enter root",
+            "run on processors [1]",
             "close descriptors",
             "drop capabilities",
         ];

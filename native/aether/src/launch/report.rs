@@ -5,6 +5,10 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::time::Instant;
 
+/// Of the child: here is the connection of its file system, answer it; and, without one, give it
+/// back. Also the launcher's answer to the second.
+pub(super) const SHOWN: &[u8] = b"shown";
+
 /// Time per step, microseconds; steps of one name add up.
 #[derive(Debug, Default)]
 pub(super) struct Stopwatch {

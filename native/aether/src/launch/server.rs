@@ -3,6 +3,7 @@
 use super::ground::Ground;
 use super::report::Report;
 use super::{host, plan, BAD_INPUT};
+use crate::serve::truth;
 use crate::spec::{ExitNotice, LaunchReply, LaunchRequest};
 use crate::sys::io::eprint_line;
 use crate::sys::{fdpass, namespace, reap};
@@ -62,6 +63,7 @@ pub(super) fn main() -> ExitCode {
             return ExitCode::from(BAD_INPUT);
         }
     };
+    truth::learn();
     let ground = match Ground::prepare() {
         Ok(ground) => ground,
         Err(error) => {

@@ -22,8 +22,8 @@ pub(super) enum Op {
     Wait(u64, Option<Copying>),
     Attach(Reader),
     Stdin(u64),
-    /// `stdin` that says once more that there is no more, to one that is closed.
-    ClosedStdin,
+    /// `stdin` that repeats what a closed one has taken (so many bytes at most), or its end.
+    ClosedStdin(u64),
     Kill(u64),
     Work(Box<Work>),
     Relay(Box<Relay>),
@@ -98,6 +98,13 @@ impl Conn {
         };
         self.streams.insert(id, stream);
         self.poke(id);
+    }
+
+    /// A stream goes on as another.
+    pub(super) fn become_op(&mut self, id: u32, op: Op) {
+        if let Some(stream) = self.streams.get_mut(&id) {
+            stream.op = Some(op);
+        }
     }
 
     /// Something may have changed for this stream: look at it soon.

@@ -17,6 +17,7 @@ mod server;
 mod sessions;
 mod shutdown;
 mod streams;
+pub(crate) mod truth;
 mod users;
 mod worker;
 
@@ -30,6 +31,7 @@ use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::PathBuf;
 use std::process::ExitCode;
+use truth::Truth;
 
 /// What the launcher hands over. Every other descriptor is closed.
 #[derive(Debug)]
@@ -42,6 +44,8 @@ pub(crate) struct Handover {
     pub(crate) work_v2: Option<OwnedFd>,
     /// Open `tasks` files (cgroup v1): a child writes "0" to each before it executes.
     pub(crate) work_v1: Vec<OwnedFd>,
+    /// What the sandbox is shown of its limits, if it is.
+    pub(crate) truth: Option<Truth>,
 }
 
 /// Serve until shutdown. Everything about the sandbox's surroundings is already in place.
@@ -78,6 +82,8 @@ fn move_up(handover: Handover) -> io::Result<Handover> {
         listener: up(handover.listener)?,
         work_v2: handover.work_v2.map(up).transpose()?,
         work_v1: handover.work_v1.into_iter().map(up).collect::<io::Result<_>>()?,
+        // Opened while 0 to 2 were taken.
+        truth: handover.truth,
     })
 }
 
@@ -190,7 +196,7 @@ impl Options {
             self.work_v1.iter().map(|path| Ok(rustix::fs::open(path, flags, Mode::empty())?));
         let work_v1 = tasks.collect::<io::Result<_>>()?;
         let work_v2 = self.work_v2.map(|path| open_directory(&path)).transpose()?;
-        Ok((Handover { spec, confinement, listener, work_v2, work_v1 }, door))
+        Ok((Handover { spec, confinement, listener, work_v2, work_v1, truth: None }, door))
     }
 }
 

@@ -186,6 +186,7 @@ pub(crate) struct OneCommand {
     pub(crate) stdout_from: Option<u64>,
     pub(crate) stderr_from: Option<u64>,
     pub(crate) eof: Option<bool>,
+    pub(crate) offset: Option<u64>,
     pub(crate) rows: Option<u16>,
     pub(crate) cols: Option<u16>,
     pub(crate) signal: Option<i32>,

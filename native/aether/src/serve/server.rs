@@ -3,6 +3,7 @@
 use super::commands::Command;
 use super::conn::Conn;
 use super::sessions::Session;
+use super::truth::Truth;
 use super::worker::Bereaved;
 use super::Handover;
 use crate::confine::Confinement;
@@ -34,6 +35,8 @@ pub(super) enum Source {
     SessionStatus(u64),
     /// A worker or a relay, by its stream.
     Stream(u32),
+    /// Somebody looks at the sandbox's limits.
+    Truth,
 }
 
 /// What is to happen at some time.
@@ -83,6 +86,7 @@ pub(super) struct Server {
     pub(super) work: Option<OwnedFd>,
     pub(super) tasks: Vec<OwnedFd>,
     pub(super) devpts: Option<OwnedFd>,
+    truth: Option<Truth>,
     pub(super) null: OwnedFd,
     children: OwnedFd,
     pub(super) poll: Poll,
@@ -107,6 +111,9 @@ pub(super) struct Server {
     /// A buffer for whoever reads next; kept as long as it is busy here.
     pub(super) spare: Vec<u8>,
     pub(super) trim: Option<TimerId>,
+    /// Since when time does not count, and how long it has not counted before.
+    held: Option<Instant>,
+    uncounted: Duration,
     /// The stream that asked for the end.
     pub(super) ending: Option<u32>,
 }
@@ -125,6 +132,10 @@ impl Server {
             poll.add(listener, 2, Interest::IN)?;
             sources.insert(2, Source::Listener);
         }
+        if let Some(truth) = &handover.truth {
+            poll.add(truth.device(), 3, Interest::IN)?;
+            sources.insert(3, Source::Truth);
+        }
         let mut server = Self {
             spec: handover.spec,
             confinement: handover.confinement,
@@ -132,12 +143,13 @@ impl Server {
             work: handover.work_v2,
             tasks: handover.work_v1,
             devpts: super::open_directory("/dev/pts").ok(),
+            truth: handover.truth,
             null,
             children,
             poll,
             sources,
             timers: BTreeMap::new(),
-            serial: 2,
+            serial: 3,
             generation: super::random(),
             conn: None,
             commands: BTreeMap::new(),
@@ -152,6 +164,8 @@ impl Server {
             sweeping: false,
             spare: Vec::new(),
             trim: None,
+            held: None,
+            uncounted: Duration::ZERO,
             ending: None,
         };
         server.open_port();
@@ -195,9 +209,26 @@ impl Server {
     }
 
     pub(super) fn after(&mut self, delay: Duration, timer: Timer) -> TimerId {
-        let id = (Instant::now() + delay, self.number());
+        let id = (self.now() + delay, self.number());
         self.timers.insert(id, timer);
         id
+    }
+
+    /// The clock of all limits: it stands still while the sandbox is paused.
+    fn now(&self) -> Instant {
+        self.held.unwrap_or_else(Instant::now) - self.uncounted
+    }
+
+    /// Time does not count from here on: the sandbox is about to be frozen.
+    pub(super) fn hold(&mut self) {
+        self.held.get_or_insert_with(Instant::now);
+    }
+
+    /// Time counts again.
+    pub(super) fn release(&mut self) {
+        if let Some(at) = self.held.take() {
+            self.uncounted += at.elapsed();
+        }
     }
 
     pub(super) fn disarm(&mut self, id: Option<TimerId>) {
@@ -232,7 +263,7 @@ impl Server {
             return Some(Duration::ZERO);
         }
         let (at, _) = self.timers.keys().next()?;
-        Some(at.saturating_duration_since(Instant::now()))
+        Some(at.saturating_duration_since(self.now()))
     }
 
     fn handle(&mut self, source: Source, happened: Interest) {
@@ -244,6 +275,7 @@ impl Server {
             Source::Output(key, which) => self.command_output(key, which),
             Source::Input(key) => self.feed_input(key),
             Source::Group(key) => self.command_group(key),
+            Source::Truth => self.tell_truth(),
             Source::SessionReport(key) => self.session_report(key),
             Source::SessionOutput(key, which) => self.session_output(key, which),
             Source::SessionFeed(key) => self.session_feed(key),
@@ -256,8 +288,18 @@ impl Server {
         }
     }
 
+    fn tell_truth(&mut self) {
+        if self.truth.as_mut().is_some_and(|truth| !truth.tell()) {
+            // Nobody can ask any more; it would be told of for ever.
+            if let Some(truth) = self.truth.take() {
+                self.unwatch(truth.device(), 3);
+            }
+        }
+        self.trim_later();
+    }
+
     fn run_timers(&mut self) {
-        let now = Instant::now();
+        let now = self.now();
         while let Some(entry) = self.timers.first_entry() {
             if entry.key().0 > now {
                 return;
@@ -275,6 +317,9 @@ impl Server {
                 Timer::Trim => {
                     self.trim = None;
                     self.spare = Vec::new();
+                    if let Some(truth) = &mut self.truth {
+                        truth.forget();
+                    }
                     if let Some(conn) = &mut self.conn {
                         conn.shrink();
                     }

@@ -34,13 +34,29 @@ impl Server {
             "session_list" => self.session_list(id),
             "connect" => self.connect(id, payload)?,
             "usage" => self.usage(id),
+            "hold" => {
+                self.hold();
+                self.done(id);
+            }
+            "release" => {
+                self.release();
+                self.done(id);
+            }
             "shutdown" => self.shutdown(id, payload)?,
             _ => self.file_method(id, method, payload)?,
         }
         Ok(())
     }
 
+    fn done(&mut self, id: u32) {
+        if let Some(conn) = &mut self.conn {
+            conn.result(id, &());
+        }
+    }
+
     fn hello(&mut self, id: u32) {
+        // Whoever held it is not there any more.
+        self.release();
         let hello = Hello {
             protocol: 1,
             version: env!("CARGO_PKG_VERSION"),
@@ -62,7 +78,7 @@ impl Server {
             Op::Work(work) => self.step_work(id, work),
             Op::Relay(relay) => self.step_relay(id, relay),
             Op::SessionOpen(key) => self.step_session_open(id, key),
-            Op::Stdin(_) | Op::ClosedStdin | Op::SessionClose | Op::Shutdown => Some(op),
+            Op::Stdin(_) | Op::ClosedStdin(_) | Op::SessionClose | Op::Shutdown => Some(op),
         }
     }
 
@@ -74,7 +90,10 @@ impl Server {
                 let key = *key;
                 self.input_data(key, payload);
             }
-            Some(Op::ClosedStdin) if !payload.is_empty() => self.unwanted_input(id),
+            Some(Op::ClosedStdin(skip)) if !payload.is_empty() => {
+                let skip = *skip;
+                self.unwanted_input(id, skip, payload.len());
+            }
             Some(Op::Work(work)) => {
                 work.take_data(payload);
                 conn.poke(id);
@@ -96,7 +115,7 @@ impl Server {
                 let key = *key;
                 self.input_end(key);
             }
-            Some(Op::ClosedStdin) => self.closed_again(id),
+            Some(Op::ClosedStdin(_)) => self.closed_again(id),
             Some(Op::Work(work)) => {
                 work.take_end();
                 conn.poke(id);

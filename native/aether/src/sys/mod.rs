@@ -2,6 +2,7 @@
 //! cannot be mixed up. A SAFETY note says which requirement holds and why.
 #![expect(unsafe_code, reason = "system calls")]
 
+pub(crate) mod affinity;
 pub(crate) mod beneath;
 pub(crate) mod caps;
 pub(crate) mod clone;

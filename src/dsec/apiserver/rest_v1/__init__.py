@@ -10,17 +10,22 @@ from starlette.responses import Response
 
 from dsec.apiserver.rest_v1.environments import EnvironmentsRest
 from dsec.apiserver.rest_v1.images import ImagesRest
+from dsec.apiserver.rest_v1.jobs import JobsRest
 from dsec.apiserver.rest_v1.layers import LayersRest
 from dsec.apiserver.rest_v1.platform import PlatformRest
 from dsec.apiserver.rest_v1.sandboxes import SandboxesRest
+from dsec.apiserver.rest_v1.snapshots import SnapshotsRest
 from dsec.apiserver.rest_v1.store import StoreRest
 from dsec.control.edges import Edges
 from dsec.control.environments import Environments
 from dsec.control.images import Images
+from dsec.control.jobs import Jobs
 from dsec.control.layers import Layers
+from dsec.control.leases import Leases
 from dsec.control.nodes import Nodes
 from dsec.control.sandboxes import Sandboxes
 from dsec.control.shared_store import SharedStore
+from dsec.control.snapshots import Snapshots
 from dsec.kit.http import Route, json_response
 from dsec.kit.table import row
 
@@ -35,9 +40,12 @@ class UseCases:
     layers: Layers
     environments: Environments
     store: SharedStore
+    snapshots: Snapshots
+    jobs: Jobs
+    leases: Leases
 
 
-def use_cases(edges: Edges, sandboxes: Sandboxes) -> UseCases:
+def use_cases(edges: Edges, sandboxes: Sandboxes, jobs: Jobs, leases: Leases) -> UseCases:
     """All of them over one fleet."""
     return UseCases(
         sandboxes=sandboxes,
@@ -46,6 +54,9 @@ def use_cases(edges: Edges, sandboxes: Sandboxes) -> UseCases:
         layers=Layers(edges),
         environments=Environments(edges),
         store=SharedStore(edges),
+        snapshots=Snapshots(edges),
+        jobs=jobs,
+        leases=leases,
     )
 
 
@@ -58,6 +69,8 @@ def routes(cases: UseCases, edges: Edges, version: str) -> list[Route]:
         *LayersRest(cases.layers).routes(),
         *EnvironmentsRest(cases.environments).routes(),
         *StoreRest(cases.store).routes(),
+        *SnapshotsRest(cases.snapshots).routes(),
+        *JobsRest(cases.jobs, cases.leases).routes(),
     ]
 
 

@@ -26,6 +26,7 @@ class ListQuery(Struct, kw_only=True, forbid_unknown_fields=True):
 
     label: str | list[str] = field(default_factory=list)
     state: str | list[str] = field(default_factory=list)
+    job: str = ""
     limit: Annotated[int, Meta(ge=1, le=1000)] = 100
     next: str = ""
 
@@ -38,6 +39,7 @@ class ListQuery(Struct, kw_only=True, forbid_unknown_fields=True):
         return Wanted(
             labels=_labels(_many(self.label)),
             states=_states(_many(self.state)),
+            job=self.job,
             limit=self.limit,
             after=self.next,
         )

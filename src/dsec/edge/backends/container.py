@@ -17,22 +17,32 @@ import msgspec
 from anyio.abc import ByteStream
 
 from dsec.base.clock import Clock
-from dsec.base.errors import InternalError, StartFailed, Unavailable, Unsupported
+from dsec.base.errors import Conflict, InternalError, StartFailed, Unavailable, Unsupported
+from dsec.base.quantity import MIB
 from dsec.edge.backends.disk import Disks, DiskUse
-from dsec.edge.backends.launch_spec import UPPER, CommandLimits, launch_spec
+from dsec.edge.backends.launch_spec import (
+    UPPER,
+    CommandLimits,
+    HostFacts,
+    bounds_of,
+    launch_spec,
+    processors_of,
+    writable_place,
+)
 from dsec.edge.channel import gone
 from dsec.edge.connection import UnixConnection
 from dsec.edge.images import Environments
 from dsec.edge.launcher import Launchers
 from dsec.edge.record import SandboxRecord
 from dsec.kit.blocking import in_thread
-from dsec.linux import hostinfo, probes
-from dsec.linux.cgroup import groups
+from dsec.linux import hostinfo, probes, processors
+from dsec.linux.cgroup import bounding, freezing, groups, reclaiming, refilling
 from dsec.linux.cgroup.detect import detect
 from dsec.linux.cgroup.interface import Layout
 from dsec.linux.disk_use import allocated_bytes
+from dsec.linux.mapped import shared_files
 from dsec.wire.public_v1 import Capability
-from dsec.wire.sandbox import SandboxSpec, Usage
+from dsec.wire.sandbox import Pause, SandboxSpec, Usage
 
 logger = logging.getLogger("dsec.edge.container")
 
@@ -68,6 +78,7 @@ class ContainerBackend:
         self._layout = Layout(base="")
         self._disks = Disks(config.state)
         self._disk_limit = probes.Finding(False, "not looked for yet")
+        self._fuse = probes.Finding(False, "not looked for yet")
         self._nofile = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
 
     @property
@@ -84,7 +95,13 @@ class ContainerBackend:
                 available=not missing,
                 needed_for="sandboxes as containers",
                 detail=missing or f"{', '.join(_limited(self._layout))} are limited",
-            )
+            ),
+            Capability(
+                name="truthful_limits",
+                available=self._fuse.available,
+                needed_for="programs inside that ask how much memory and how many processors there are",
+                detail=self._fuse.detail,
+            ),
         ]
 
     def refuse(self, spec: SandboxSpec) -> None:
@@ -117,6 +134,7 @@ class ContainerBackend:
         await in_thread("mount", self._disks.prepare)
         probe = partial(probes.disk_limit, self._config.state)
         self._disk_limit = await in_thread("mount", probes.tried, probe)
+        self._fuse = await in_thread("mount", probes.tried, probes.fuse)
         async with self._launchers.running():
             yield
         await in_thread("cgroup", groups.retire, self._layout)
@@ -130,6 +148,7 @@ class ContainerBackend:
                 return known
         layout = detect(self._config.node, self._config.cgroup_parent)
         groups.prepare(layout)
+        layout = msgspec.structs.replace(layout, idle=bounding.has_idle_class(layout))
         # Whole or not at all: half a file would send the next edge to other groups than these.
         scratch = file.with_name(".cgroups.json.new")
         scratch.write_bytes(msgspec.json.encode(layout))
@@ -151,7 +170,11 @@ class ContainerBackend:
             [str(path) for path in layers],
             self._layout,
             self._config.commands,
-            self._nofile,
+            HostFacts(
+                nofile_max=self._nofile,
+                processors=processors.usable(),
+                fuse=self._fuse.available,
+            ),
             await self._environments.mends(record.environment, layers),
         )
         try:
@@ -208,6 +231,61 @@ class ContainerBackend:
         groups.remove(self._layout, sandbox)
         address.unlink(missing_ok=True)
 
+    async def freeze(self, record: SandboxRecord) -> None:
+        """Freeze its whole group.
+
+        Raises:
+            SandboxGone: it is not there. InternalError: some of it does not stand still.
+        """
+        try:
+            await in_thread("cgroup", freezing.freeze, self._layout, record.id)
+        except FileNotFoundError as exc:
+            raise gone(record.id, "died", "it has no control groups") from exc
+        except TimeoutError as exc:
+            raise InternalError(str(exc)) from exc
+
+    async def thaw(self, record: SandboxRecord) -> None:
+        """Let its group go on, and use no more swap than it does."""
+        try:
+            await in_thread("cgroup", reclaiming.restrain, self._layout, record.id)
+            await in_thread("cgroup", freezing.thaw, self._layout, record.id)
+        except FileNotFoundError as exc:
+            raise gone(record.id, "died", "it has no control groups") from exc
+
+    async def reclaim(self, record: SandboxRecord) -> Pause:
+        """Take back its memory, what it has of its own into the host's swap."""
+        at = self._clock.now()
+        taken = await in_thread("reclaim", reclaiming.reclaim, self._layout, record.id)
+        return Pause(
+            at=at,
+            memory_before_bytes=taken.before_bytes,
+            memory_after_bytes=taken.after_bytes,
+            swapped_bytes=taken.swapped_bytes,
+            detail=taken.detail,
+        )
+
+    async def refill(self, record: SandboxRecord) -> None:
+        """Read ahead what its processes have in swap."""
+        await in_thread("reclaim", refilling.refill, self._layout, record.id)
+
+    async def resize(self, record: SandboxRecord) -> None:
+        """Change its groups, then where it runs, and last, as there is no way back, its disk."""
+        try:
+            await in_thread("cgroup", self._bound, record)
+        except FileNotFoundError as exc:
+            raise gone(record.id, "died", "it has no control groups") from exc
+        except bounding.InUse as exc:
+            raise _in_use(record, exc.used_bytes) from exc
+        except OSError as exc:
+            raise InternalError(f"its limits could not be changed: {exc}") from exc
+        if (size_mb := record.spec.limits.disk_mb) is not None:
+            await in_thread("mount", self._disks.grow, record.path, size_mb)
+
+    def _bound(self, record: SandboxRecord) -> None:
+        bounding.bound(self._layout, record.id, bounds_of(record))
+        chosen = processors_of(record, processors.usable())
+        bounding.run_on(self._layout, record.id, frozenset(chosen))
+
     async def usage(self, record: SandboxRecord) -> Usage:
         """Read its groups, and count what it has written."""
         readings = await in_thread("cgroup", groups.usage, self._layout, record.id)
@@ -228,6 +306,21 @@ class ContainerBackend:
         if (size_mb := record.spec.limits.disk_mb) is not None:
             return self._disks.use(record.path, size_mb)
         return DiskUse(allocated_bytes(record.path / UPPER, COUNT_PATIENCE_S), 0)
+
+    def writable(self, record: SandboxRecord) -> Path:
+        """Its overlay's upper directory."""
+        return writable_place(record) / UPPER
+
+    async def mapped(self, record: SandboxRecord) -> frozenset[tuple[int, int]]:
+        """Read the lists of mappings of all its processes."""
+        try:
+            return await in_thread("scan", self._mapped, record)
+        except OverflowError as exc:
+            raise Conflict(f"{record.id} cannot be packed: its processes have {exc}") from exc
+
+    def _mapped(self, record: SandboxRecord) -> frozenset[tuple[int, int]]:
+        upper = self.writable(record)
+        return shared_files(groups.processes(self._layout, record.id), upper)
 
     def oom_kills(self, record: SandboxRecord) -> int:
         """One small file of the kernel's own, some 20 microseconds: no thread is worth it."""
@@ -266,6 +359,15 @@ async def _connect(sock: socket.socket, record: SandboxRecord) -> None:
         if code != errno.EAGAIN:
             raise gone(record.id, "died", f"its socket does not answer: {errno.errorcode[code]}")
         await anyio.sleep(0.005)
+
+
+def _in_use(record: SandboxRecord, used_bytes: int) -> Conflict:
+    asked_mb, used_mb = record.spec.limits.memory_mb, -(-used_bytes // MIB)
+    return Conflict(
+        f"memory_mb: {asked_mb} would be less than the {used_mb} MiB that it uses",
+        asked_mb=asked_mb,
+        used_mb=used_mb,
+    )
 
 
 def _missing(layout: Layout) -> str:

@@ -5,7 +5,8 @@
     <sandbox>/disk/                        where that is mounted, by a loop device
 
 The mount is the only thing to undo: the device goes with its last user, the file with the
-sandbox's directory. All of it blocks: call it in threads. Why not quotas: decision 24.
+sandbox's directory. It can be made larger while it is used, never smaller. All of it blocks: call
+it in threads. Why not quotas: decision 24.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from dsec.base.errors import CapacityUnavailable, StartFailed
+from dsec.base.errors import CapacityUnavailable, InternalError, StartFailed, Unsupported
 from dsec.base.quantity import MIB, format_size
 from dsec.images import disk
 from dsec.linux import ext4, loop, mounts
@@ -125,6 +126,36 @@ class Disks:
         for path in oldest_first[: -MAX_TEMPLATES + 1]:
             path.unlink(missing_ok=True)
 
+    def grow(self, directory: Path, size_mb: int) -> None:
+        """Make a sandbox's disk larger while it is used; one that is as large already is left alone.
+
+        Its size is that of an empty disk of `size_mb`: bookkeeping and all.
+
+        Raises:
+            CapacityUnavailable: the node has not that much room.
+            Unsupported: this edge may not. StorageFull: the node's disk is full.
+            InternalError: it went wrong otherwise; what is on it is as it was.
+        """
+        image, target = directory / IMAGE, directory / DISK
+        with _growing(target):
+            device, size = loop.device_of(target), self._size_of_empty(size_mb)
+            if ext4.size_of(device) >= size:
+                return
+            self._check_room(size_mb)
+            # First the file, then the device, then what is on it: each fits into the one before,
+            # and where it ends early the next try goes on.
+            if image.stat().st_size < size:
+                os.truncate(image, size)
+            loop.take_size(device)
+            ext4.grow(target, size)
+
+    def _size_of_empty(self, size_mb: int) -> int:
+        template = self._template(size_mb)
+        try:
+            return ext4.size_of(Path(f"/proc/self/fd/{template}"))
+        finally:
+            os.close(template)
+
     def remove(self, directory: Path) -> bool:
         """Unmount a sandbox's disk; whether there was one. Its processes have ended. Idempotent.
 
@@ -178,6 +209,20 @@ def _drop_unwritten(target: Path) -> None:
 def _used_bytes(target: Path) -> int:
     found = os.statvfs(target)
     return (found.f_blocks - found.f_bfree) * found.f_frsize
+
+
+@contextlib.contextmanager
+def _growing(target: Path) -> Iterator[None]:
+    try:
+        yield
+    except CommandFailed as exc:
+        raise InternalError(f"the disk could not be made larger: {exc}") from exc
+    except OSError as exc:
+        if exc.errno in disk.FULL:
+            raise disk.storage_full(target.parent) from exc
+        if exc.errno == errno.EPERM:
+            raise Unsupported("disk_mb: to grow a disk the edge needs CAP_SYS_RESOURCE") from exc
+        raise InternalError(f"the disk could not be made larger: {exc}") from exc
 
 
 @contextlib.contextmanager

@@ -93,7 +93,7 @@ class Backend(Protocol):
         ...
 
     async def thaw(self, record: SandboxRecord) -> None:
-        """Let a frozen sandbox go on. Harmless twice."""
+        """Let a frozen sandbox go on, limited as it was before any pause. Harmless twice."""
         ...
 
     async def reclaim(self, record: SandboxRecord) -> Pause:
@@ -101,7 +101,10 @@ class Backend(Protocol):
         ...
 
     async def refill(self, record: SandboxRecord) -> None:
-        """Undo `reclaim` as far as it limited the sandbox, and begin to bring its memory back."""
+        """Bring back what `reclaim` has taken of a sandbox that runs again; best effort.
+
+        What it leaves comes when it is touched.
+        """
         ...
 
     async def resize(self, record: SandboxRecord) -> None:
@@ -114,6 +117,14 @@ class Backend(Protocol):
 
     def writable(self, record: SandboxRecord) -> Path | None:
         """Its writable layer, an overlay's upper directory of this host; None = it has none."""
+        ...
+
+    async def mapped(self, record: SandboxRecord) -> frozenset[tuple[int, int]]:
+        """Files of its writable layer that its processes share by mapping: device and inode.
+
+        Raises:
+            Conflict: it has more mappings than can be looked at.
+        """
         ...
 
     async def strays(self, known: frozenset[str]) -> list[str]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from dsec.base.quantity import MIB
 from dsec.edge.backends.disk import DISK
@@ -11,6 +13,7 @@ from dsec.edge.record import SandboxRecord
 from dsec.images.records import DirectoryMark
 from dsec.linux.cgroup.interface import Bounds, Layout
 from dsec.linux.cgroup.plan import plan
+from dsec.linux.processors import choose
 from dsec.wire.launch import LaunchSpec
 
 UPPER = "upper"
@@ -40,6 +43,7 @@ MASKED_PATHS = [
     "/proc/partitions",
     "/proc/sched_debug",
     "/proc/scsi",
+    "/proc/swaps",
     "/proc/sysrq-trigger",
     "/proc/timer_list",
     "/proc/timer_stats",
@@ -72,6 +76,7 @@ CAPABILITIES = [
     "CAP_AUDIT_WRITE",
 ]
 NOFILE = 1_048_576
+IDS_PER_SANDBOX = 65_536
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,12 +89,51 @@ class CommandLimits:
     max_running: int = 256
 
 
+@dataclass(frozen=True, kw_only=True)
+class HostFacts:
+    """What a host has for its sandboxes."""
+
+    nofile_max: int
+    """The most descriptors the launcher itself may allow."""
+    processors: Sequence[int] = ()
+    """By number; a sandbox's own are chosen from them."""
+    fuse: bool = False
+    """Whether sandboxes can be shown their limits where else they would see the host's."""
+
+
+def machine_id(sandbox: str) -> str:
+    """A sandbox's own machine id: 32 digits, the same for as long as it lives."""
+    return hashlib.sha256(f"machine {sandbox}".encode()).hexdigest()[:32]
+
+
+def writable_place(record: SandboxRecord) -> Path:
+    """Where a sandbox's writable layer is: in its own directory, or on its own disk there."""
+    return record.path if record.spec.limits.disk_mb is None else record.path / DISK
+
+
+def bounds_of(record: SandboxRecord) -> Bounds:
+    """What its control groups hold it to."""
+    limits = record.spec.limits
+    return Bounds(
+        memory_bytes=limits.memory_mb * MIB,
+        cpu_cores=limits.cpu_cores,
+        pids=limits.pids,
+        best_effort=record.spec.qos == "be",
+    )
+
+
+def processors_of(record: SandboxRecord, processors: Sequence[int]) -> list[int]:
+    """Which of the host's processors it runs on: as many as it may use, each sandbox others."""
+    turn = record.uid_base // IDS_PER_SANDBOX
+    return choose(list(processors), record.spec.limits.cpu_cores, turn)
+
+
 def launch_spec(
     record: SandboxRecord,
     layers: Sequence[str],
     layout: Layout,
     limits: CommandLimits,
-    nofile_max: int,
+    host: HostFacts,
     mends: Sequence[DirectoryMark] = (),
 ) -> LaunchSpec:
     """Put together what the launcher needs.
@@ -99,21 +143,17 @@ def launch_spec(
         layers: mounted layers, topmost first.
         layout: where its control groups go.
         limits: of its commands.
-        nofile_max: the most descriptors the launcher itself may allow.
+        host: what there is to be had.
         mends: directories of its root to give back what they are below.
     """
     spec, image = record.spec, record.image
-    bounds = Bounds(
-        memory_bytes=spec.limits.memory_mb * MIB,
-        cpu_cores=spec.limits.cpu_cores,
-        pids=spec.limits.pids,
-    )
-    groups = plan(layout, record.id, bounds)
-    nofile = min(NOFILE, nofile_max)
-    writable = record.directory if spec.limits.disk_mb is None else f"{record.directory}/{DISK}"
+    groups = plan(layout, record.id, bounds_of(record))
+    nofile = min(NOFILE, host.nofile_max)
+    writable = writable_place(record)
     return LaunchSpec(
         id=record.id,
         hostname=spec.hostname or record.id,
+        machine_id=machine_id(record.id),
         uid_base=record.uid_base,
         layers=list(layers),
         mends=[(mend.path, mend.mode, mend.uid, mend.gid) for mend in mends],
@@ -124,6 +164,8 @@ def launch_spec(
         agent_v2=groups.agent_v2,
         work_v2=groups.work_v2,
         work_v1=groups.work_v1,
+        cpus=processors_of(record, host.processors),
+        meters=groups.meters if host.fuse else None,
         masked_paths=MASKED_PATHS,
         readonly_paths=READONLY_PATHS,
         capabilities=CAPABILITIES,

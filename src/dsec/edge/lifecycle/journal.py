@@ -2,7 +2,9 @@
 
     <state>/sandboxes/<id>/record.json   the facts, written once, whole or not at all
     <state>/sandboxes/<id>/journal       one line per step: begun, done or undone, and which
+    <state>/sandboxes/<id>/limits.json   what it has in place of the record's, if they were changed
     <state>/ended/<id>.json              how it ended, kept for a while
+    <state>/trajectories/<id>            what had happened in it, kept as long
     <state>/trash/                       directories given up, removed when there is time
 
 A line is written before the step it announces. Nothing is synced: a killed edge leaves the page
@@ -23,10 +25,12 @@ from typing import Literal
 import msgspec
 
 from dsec.base.states import StopReason
+from dsec.edge import lives, shipping
+from dsec.edge.histories import TRAJECTORY, copy_history
 from dsec.edge.lifecycle.machine import Action
-from dsec.edge.record import SandboxRecord, read_record
+from dsec.edge.record import Resized, SandboxRecord, read_record
 from dsec.images import disk
-from dsec.wire.sandbox import SandboxView
+from dsec.wire.sandbox import Pause, SandboxView
 
 logger = logging.getLogger("dsec.edge.journal")
 
@@ -34,6 +38,7 @@ Mark = Literal["begun", "done", "undone"]
 
 _MARKS: tuple[Mark, ...] = ("begun", "done", "undone")
 RECORD = "record.json"
+LIMITS = "limits.json"
 JOURNAL = "journal"
 PRIVATE = 0o700
 
@@ -44,6 +49,8 @@ class Story(msgspec.Struct, kw_only=True):
     id: str
     record: SandboxRecord | None
     """None: killed before the record was whole, so nothing of it was made."""
+    resized: Resized | None = None
+    """What the record has in place of its own limits, if they were changed."""
     steps: list[tuple[Mark, str, str]]
 
     @property
@@ -60,6 +67,28 @@ class Story(msgspec.Struct, kw_only=True):
         """Whether it was whole and running when last heard of."""
         return ("done", Action.CONNECT, "") in self.steps
 
+    @property
+    def pause(self) -> Pause | None:
+        """What its pause had given back, if it was paused when last heard of."""
+        mark, what, detail = self._last_of_pausing
+        if (mark, what) not in (("done", Action.PAUSE), ("undone", Action.RESUME)):
+            return None
+        try:
+            return msgspec.json.decode(detail, type=Pause)
+        except msgspec.MsgspecError:
+            return Pause(at=0.0)
+
+    @property
+    def unsettled(self) -> bool:
+        """Whether it was being paused, resumed or held still: it may stand frozen, to nobody's use."""
+        return self._last_of_pausing[0] == "begun"
+
+    @property
+    def _last_of_pausing(self) -> tuple[Mark, str, str]:
+        about = (Action.PAUSE, Action.RESUME, Action.STILL)
+        steps = (step for step in reversed(self.steps) if step[1] in about)
+        return next(steps, ("done", Action.RESUME, ""))
+
 
 class Journal:
     """The journals of a node."""
@@ -67,13 +96,14 @@ class Journal:
     def __init__(self, state: Path, after_write: Callable[[int], None] | None = None) -> None:
         self.sandboxes = state / "sandboxes"
         self.ended = state / "ended"
+        self.trajectories = state / "trajectories"
         self.trash = state / "trash"
         self._after_write = after_write
         self._writes = 0
 
     def prepare(self) -> None:
         """Make the directories."""
-        for directory in (self.sandboxes, self.ended, self.trash):
+        for directory in (self.sandboxes, self.ended, self.trajectories, self.trash):
             directory.mkdir(mode=PRIVATE, parents=True, exist_ok=True)
 
     def directory(self, sandbox: str) -> Path:
@@ -84,12 +114,29 @@ class Journal:
         """Write the facts down and announce the launch.
 
         Raises:
-            FileExistsError: there is such a sandbox.
+            FileExistsError: there is such a sandbox. FileNotFoundError: its history is gone.
         """
         record.path.mkdir(mode=PRIVATE)
         self._wrote()
+        if record.inherited:
+            copy_history(Path(record.history), record.inherited, record.path / TRAJECTORY)
+            self._wrote()
         self._write_whole(record.path / RECORD, msgspec.json.encode(record))
+        lives.begin(record)
         self.mark(record.id, "begun", Action.LAUNCH)
+
+    def limit(self, sandbox: str, resized: Resized) -> None:
+        """Write down other limits than the record's.
+
+        Raises:
+            FileNotFoundError: it is over. OSError: the node's disk is full.
+        """
+        self._write_whole(self.directory(sandbox) / LIMITS, msgspec.json.encode(resized))
+
+    def launched(self, record: SandboxRecord, now: float) -> None:
+        """Write that it runs."""
+        self.mark(record.id, "done", Action.CONNECT)
+        lives.made(record, now)
 
     def mark(self, sandbox: str, mark: Mark, what: str, detail: str = "") -> None:
         """Append one line."""
@@ -117,6 +164,8 @@ class Journal:
             self._write_whole(self.ended / f"{view.id}.json", msgspec.json.encode(view))
         except OSError:  # a full disk: losing the memory of it is better than keeping it
             logger.exception("an ending could not be written", extra={"sandbox_id": view.id})
+        lives.end(self.directory(view.id) / TRAJECTORY, self.trajectories / view.id, view)
+        self._wrote()
         self.discard(view.id)
 
     def discard(self, sandbox: str) -> None:
@@ -152,21 +201,35 @@ class Journal:
                 path.unlink(missing_ok=True)
         return sorted(views, key=lambda view: view.ended_at or 0.0)
 
+    def sweep_trajectories(self) -> None:
+        """Remove those of sandboxes whose endings are forgotten, and what a crash left of others."""
+        for path in [*self.trajectories.iterdir()]:
+            name = path.name.removesuffix(shipping.SENT)
+            if name.startswith(".") or not (self.ended / f"{name}.json").exists():
+                path.unlink(missing_ok=True)
+
     def unremember(self, sandboxes: list[str]) -> None:
         """Drop the memory of ended ones."""
         for sandbox in sandboxes:
+            shipping.forget(self.trajectories, sandbox)
             (self.ended / f"{sandbox}.json").unlink(missing_ok=True)
 
     def _story(self, directory: Path) -> Story:
         record = None
         with contextlib.suppress(FileNotFoundError, NotADirectoryError, msgspec.MsgspecError):
             record = read_record((directory / RECORD).read_bytes())
+        resized = _read_limits(directory)
+        if record is not None and resized is not None:
+            record = resized.over(record)
         try:
             lines = (directory / JOURNAL).read_text().splitlines()
         except (FileNotFoundError, NotADirectoryError):
             lines = []
         return Story(
-            id=directory.name, record=record, steps=[s for line in lines if (s := _parse(line))]
+            id=directory.name,
+            record=record,
+            resized=resized,
+            steps=[s for line in lines if (s := _parse(line))],
         )
 
     def _write_whole(self, path: Path, data: bytes) -> None:
@@ -187,6 +250,12 @@ class Journal:
         self._writes += 1
         if self._after_write is not None:
             self._after_write(self._writes)
+
+
+def _read_limits(directory: Path) -> Resized | None:
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError, msgspec.MsgspecError):
+        return msgspec.json.decode((directory / LIMITS).read_bytes(), type=Resized)
+    return None
 
 
 def _one_line(text: str) -> str:

@@ -23,6 +23,12 @@ class Action(enum.StrEnum):
     CLEAN = "clean"
     FORGET = "forget"
     """Write down how it ended, then give up its directory."""
+    PAUSE = "pause"
+    """Freeze it and take back its memory."""
+    RESUME = "resume"
+    """Let it go on; also what undoes a pause that failed."""
+    STILL = "still"
+    """Freeze it for a moment, the state unchanged: no line of the table, but of the journal."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +44,36 @@ class Launched:
 @dataclass(frozen=True)
 class LaunchFailed:
     """It could not be launched; whatever was made has been taken back by the backend."""
+
+
+@dataclass(frozen=True)
+class PauseWanted:
+    """Somebody asked, or it was idle and that is what its idle time is for."""
+
+
+@dataclass(frozen=True)
+class Paused:
+    """It stands still, and its memory is given back."""
+
+
+@dataclass(frozen=True)
+class PauseFailed:
+    """It could not be frozen, or that could not be written down."""
+
+
+@dataclass(frozen=True)
+class ResumeWanted:
+    """Somebody asked, or wants something of it."""
+
+
+@dataclass(frozen=True)
+class Resumed:
+    """It runs again."""
+
+
+@dataclass(frozen=True)
+class ResumeFailed:
+    """It could not be let go on, and is as it was."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +102,21 @@ class Found:
     """Why its removal had begun, if it had."""
 
 
-Event = Ordered | Launched | LaunchFailed | StopWanted | Died | Cleaned | Found
+Event = (
+    Ordered
+    | Launched
+    | LaunchFailed
+    | PauseWanted
+    | Paused
+    | PauseFailed
+    | ResumeWanted
+    | Resumed
+    | ResumeFailed
+    | StopWanted
+    | Died
+    | Cleaned
+    | Found
+)
 
 
 @dataclass(frozen=True)
@@ -80,6 +130,18 @@ class Step:
 
 
 REMOVAL = (Action.KILL, Action.CLEAN, Action.FORGET)
+ALIVE = frozenset({S.RUNNING, S.PAUSING, S.PAUSED, S.RESUMING})
+"""States in which there is a sandbox, running or not."""
+
+_PAUSING: dict[tuple[SandboxState, type], Step] = {
+    (S.RUNNING, PauseWanted): Step(S.PAUSING, (Action.PAUSE,)),
+    (S.PAUSING, Paused): Step(S.PAUSED),
+    (S.PAUSING, PauseFailed): Step(S.RUNNING, (Action.RESUME,)),
+    (S.PAUSED, ResumeWanted): Step(S.RESUMING, (Action.RESUME,)),
+    (S.RESUMING, Resumed): Step(S.RUNNING),
+    (S.RESUMING, ResumeFailed): Step(S.PAUSED),
+    (S.PAUSED, Found): Step(S.PAUSED),
+}
 
 
 def step(state: SandboxState, event: Event) -> Step:
@@ -97,14 +159,25 @@ def step(state: SandboxState, event: Event) -> Step:
 def _step(state: SandboxState, event: Event) -> Step:
     if state is S.CREATING:
         return _created(event)
-    if isinstance(event, StopWanted) and state is S.RUNNING:
-        return Step(S.STOPPING, REMOVAL, event.reason)
-    if isinstance(event, Died) and state is S.RUNNING:
-        return Step(S.FAILED, REMOVAL, StopReason.DIED)
+    if state in ALIVE:
+        return _alive(state, event)
     if isinstance(event, Cleaned) and (state in FINAL or state is S.STOPPING):
         return Step(S.STOPPED if state is S.STOPPING else state)
     if isinstance(event, StopWanted | Died) and (state in FINAL or state is S.STOPPING):
         return Step(state)  # too late to matter
+    raise ValueError(f"{event} cannot happen in {state}")
+
+
+def _alive(state: SandboxState, event: Event) -> Step:
+    match event:
+        case StopWanted(reason):
+            return Step(S.STOPPING, REMOVAL, reason)
+        case Died():
+            return Step(S.FAILED, REMOVAL, StopReason.DIED)
+        case Found(answers=False) if state is S.PAUSED:
+            return Step(S.LOST, REMOVAL, StopReason.NODE_LOST)
+    if found := _PAUSING.get((state, type(event))):
+        return found
     raise ValueError(f"{event} cannot happen in {state}")
 
 

@@ -9,26 +9,24 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Iterator
 
 import anyio
 import anyio.abc
 
-from dsec.base.clock import Clock
 from dsec.base.errors import DsecError, InternalError, SandboxGone, StartFailed, Unavailable
 from dsec.base.states import FINAL, SandboxState, StopReason
 from dsec.edge.backends.interface import Backend, CountsOomKills
 from dsec.edge.channel import AetherChannel, gone
-from dsec.edge.lifecycle import machine
-from dsec.edge.lifecycle.journal import Journal, Mark
+from dsec.edge.lifecycle import machine, resting
+from dsec.edge.lifecycle.journal import Mark
 from dsec.edge.lifecycle.machine import Action
+from dsec.edge.lifecycle.surroundings import Resizing, Surroundings
 from dsec.edge.record import SandboxRecord
 from dsec.images import disk
-from dsec.images.records import Environment
 from dsec.kit.blocking import in_thread
 from dsec.kit.http import as_error
-from dsec.wire.sandbox import Fault, SandboxView, Usage
+from dsec.wire.sandbox import Pause, SandboxView, Usage
 
 logger = logging.getLogger("dsec.edge.owner")
 
@@ -42,23 +40,6 @@ MAX_REVIVALS = 64
 """A connection that breaks more often than this in one life means an aether gone wrong."""
 REACH_TRIES, REACH_PAUSE_S = 10, 0.5
 """What the host lacks for a moment (descriptors, memory) does not end a sandbox."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Surroundings:
-    """What all owners of a node share."""
-
-    node: str
-    clock: Clock
-    journal: Journal
-    group: anyio.abc.TaskGroup
-    """Parent of what a sandbox's own events start."""
-    on_over: Callable[[Owner], None]
-    """Called once, when nothing of a sandbox is left."""
-    data_failed_since: Callable[[Environment, str, float], bool]
-    """Whether data of a sandbox's environment could not be read at some time since then."""
-    faults: Callable[[Environment, str], list[Fault]]
-    """What keeps a sandbox on an environment from working as it should, now."""
 
 
 class Owner:
@@ -78,6 +59,7 @@ class Owner:
         "oom_commands",
         "oom_kills",
         "over",
+        "paused",
         "ready",
         "reason",
         "record",
@@ -99,6 +81,8 @@ class Owner:
         """Kills of its memory group that have been seen."""
         self.oom_commands: list[str] = []
         """Commands found to have ended by them."""
+        self.paused: Pause | None = None
+        """What its pause gave back, while it is paused."""
         self.ready = anyio.Event()
         """Set when it is no longer being created."""
         self.over = anyio.Event()
@@ -110,21 +94,37 @@ class Owner:
 
     # using it
 
-    @contextlib.contextmanager
-    def use(self) -> Iterator[AetherChannel]:
+    @contextlib.asynccontextmanager
+    async def use(
+        self, seconds: float | None = None, what: str = ""
+    ) -> AsyncIterator[AetherChannel]:
         """The channel, for one operation; while it is held the sandbox is not idle.
 
+        A paused sandbox is resumed for it. What is open when a pause comes waits with the sandbox.
+
+        Args:
+            seconds: how long it may take, pauses not counted; None = as long as it likes.
+            what: it is, for the error.
+
         Raises:
-            SandboxGone: it is over.
+            SandboxGone: it is over. CapacityUnavailable: it is paused, and there is no room now.
+            DeadlineExceeded: it took longer.
         """
-        if self.state is not SandboxState.RUNNING or self.channel is None:
+        if self.state is not SandboxState.RUNNING:
+            await self.wake()
+        if self.channel is None:
             raise self.gone()
         self.busy += 1
         try:
-            yield self.channel
+            with self.channel.within(seconds, what):
+                yield self.channel
         finally:
             self.busy -= 1
             self.idle_since = self._around.clock.monotonic()
+
+    def _check_running(self) -> None:
+        if self.state is not SandboxState.RUNNING:
+            raise self.gone()
 
     def gone(self) -> SandboxGone:
         """The error for whoever wants something of it now that it is over."""
@@ -156,6 +156,14 @@ class Owner:
             project=record.project,
             warnings=record.warnings,
             faults=self._around.faults(record.environment, record.id) if running else [],
+            pause=self.paused,
+            parent=record.parent,
+            idle_action=record.spec.idle_action,
+            qos=record.spec.qos,
+            job=record.spec.job or "",
+            step=record.spec.step,
+            group=record.spec.group,
+            epoch=record.spec.epoch,
         )
 
     async def usage(self) -> Usage:
@@ -194,10 +202,23 @@ class Owner:
             else:
                 await self._follow_quietly(machine.LaunchFailed())
 
-    async def adopt(self, stopping: StopReason | None) -> None:
-        """Take over what an earlier run of the edge left."""
+    async def adopt(
+        self, stopping: StopReason | None, pause: Pause | None = None, *, unsettled: bool = False
+    ) -> None:
+        """Take over what an earlier run of the edge left.
+
+        Args:
+            stopping: why it was being removed, if it was.
+            pause: what its pause had given back, if it was paused: it stays so.
+            unsettled: it may stand frozen and shall run.
+        """
         async with self._turn:
-            lost = await self._reach() if stopping is None else None
+            if stopping is not None:
+                lost = None
+            elif pause is not None:
+                lost = await self._found_paused(pause)
+            else:
+                lost = await self._found_running(unsettled=unsettled)
             if lost is not None and not isinstance(lost, SandboxGone):
                 self.detail = lost.message
             self.oom_kill_seen()  # what was killed before is not held against a later command
@@ -213,10 +234,81 @@ class Owner:
         async with self._turn:
             if self.over.is_set():
                 return
-            if self.state is SandboxState.RUNNING or self.state is SandboxState.CREATING:
+            if self.state in machine.ALIVE or self.state is SandboxState.CREATING:
                 await self._follow(machine.StopWanted(reason))
             else:
                 await self._act(machine.REMOVAL)
+
+    async def pause(self, unless: Callable[[], bool] | None = None) -> None:
+        """Freeze it and take back its memory; harmless twice.
+
+        Args:
+            unless: asked when its turn has come; True = leave it as it is.
+
+        Raises:
+            SandboxGone: it is over. Unsupported, StorageFull, InternalError: it runs on.
+        """
+        async with self._turn:
+            if self.state is SandboxState.PAUSED or (unless is not None and unless()):
+                return
+            if self.state is not SandboxState.RUNNING:
+                raise self.gone()
+            await self._follow(machine.PauseWanted())
+
+    async def wake(self) -> None:
+        """Have it run: waits while it is being paused or resumed, and resumes one that is paused.
+
+        Raises:
+            SandboxGone: it is over. CapacityUnavailable: there is no room now; it stays paused.
+        """
+        if self.state is SandboxState.RUNNING:
+            return
+        if self.state not in machine.ALIVE:
+            raise self.gone()
+        async with self._turn:
+            if self.state is SandboxState.PAUSED:
+                await self._around.admit(self.record)
+                with anyio.CancelScope(shield=True):  # who asked may leave, and others wait
+                    await self._follow(machine.ResumeWanted())
+            self._check_running()
+
+    @contextlib.asynccontextmanager
+    async def still(self) -> AsyncIterator[None]:
+        """Have it stand still, and go on afterwards as it did, whatever happens.
+
+        Its turn is held: nothing else begins to change it meanwhile, and what wants to use it waits
+        like what runs in it. A paused one stands still already, and stays paused.
+
+        Raises:
+            SandboxGone: it is over. Unsupported, InternalError: it cannot be frozen; it runs on.
+        """
+        async with self._turn:
+            if self.state is SandboxState.PAUSED:
+                yield
+                return
+            if self.state is not SandboxState.RUNNING:
+                raise self.gone()
+            await self._mark(("begun", Action.STILL, ""))
+            try:
+                await resting.freeze(self._backend, self.record)
+                yield
+            finally:
+                with anyio.CancelScope(shield=True):
+                    await resting.thaw(self._backend, self.record)
+                    with contextlib.suppress(OSError):
+                        await self._mark(("done", Action.STILL, ""))
+
+    async def resize(self, work: Resizing) -> None:
+        """Give it other limits, paused or not: `work` does it, and says what its record is then.
+
+        Raises:
+            SandboxGone: it is over. What `work` raises: nothing has changed.
+        """
+        async with self._turn:
+            if self.state not in machine.ALIVE:
+                raise self.gone()
+            with anyio.CancelScope(shield=True):
+                self.record = await work(self._backend, self._around.journal, self.record)
 
     def detach(self) -> None:
         """Let go of it without changing it: the edge ends, the sandbox goes on."""
@@ -227,8 +319,11 @@ class Owner:
     async def _revive(self, lost: AetherChannel) -> None:
         """The channel ended: reach its aether again, or find that it has died."""
         async with self._turn:
-            if self.channel is not lost or self.state is not SandboxState.RUNNING:
+            if self.channel is not lost or self.state not in machine.ALIVE:
                 lost.close(self.gone())
+                return
+            if self.state is SandboxState.PAUSED:
+                await self._broke_in_pause(lost)
                 return
             self._revivals += 1
             if self._revivals > MAX_REVIVALS:
@@ -284,10 +379,15 @@ class Owner:
             return
         self.state = step.state
         self.reason = step.reason or self.reason
+        if step.state is SandboxState.PAUSED:
+            self._around.paused.add(self.record.id)
+        elif self.paused is not None:
+            self._around.paused.discard(self.record.id)
         if step.state in FINAL or step.state is SandboxState.STOPPING:
             self.ended_at = self.ended_at or self._around.clock.now()
             if self.failure is not None:
                 self.detail = self.failure.message
+            self.paused = None
             if self.channel is not None:
                 self.channel.close(self.gone())
         if step.state is not SandboxState.FAILED or self.failure is None:
@@ -295,10 +395,109 @@ class Owner:
         logger.info("state", extra=self._about(state=self.state, reason=self.reason))
 
     async def _act(self, actions: tuple[Action, ...]) -> None:
-        if actions and actions[0] is Action.LAUNCH:
-            await self._launch()
-        elif actions:
-            await self._remove()
+        match actions[:1]:
+            case ():
+                return
+            case (Action.LAUNCH,):
+                await self._launch()
+            case (Action.PAUSE,):
+                await self._pause()
+            case (Action.RESUME,):
+                await self._resume()
+            case _:
+                await self._remove()
+
+    async def _pause(self) -> None:
+        """Carry a pause out; one that fails is undone, and what failed is raised."""
+        if self.channel is not None:
+            await resting.hold(self.channel)
+        try:
+            await self._mark(("begun", Action.PAUSE, ""))
+            self.paused = await resting.rest(self._backend, self.record)
+            await self._mark(("done", Action.PAUSE, resting.said(self.paused)))
+        except Exception as exc:
+            logger.warning("could not be paused", extra=self._about(error=str(exc)))
+            await self._follow(machine.PauseFailed())
+            raise self._not_paused(exc) from exc
+        await self._follow(machine.Paused())
+
+    async def _resume(self) -> None:
+        """Let it go on, from a pause or from half of one."""
+        with contextlib.suppress(OSError):  # a full disk must not keep it from going on
+            await self._mark(("begun", Action.RESUME, ""))
+        try:
+            await resting.thaw(self._backend, self.record)
+        except Exception as exc:
+            await self._not_resumed(exc)
+            raise as_error(exc) from exc
+        self.paused = None
+        self.idle_since = self._around.clock.monotonic()
+        await self._go_on()
+        if self.ended_at is not None:
+            return
+        with contextlib.suppress(OSError):
+            await self._mark(("done", Action.RESUME, ""))
+        self._around.group.start_soon(resting.refill, self._backend, self.record)
+
+    async def _go_on(self) -> None:
+        """It is thawed: have its channel again, or find that it has died."""
+        channel, lost = self.channel, None
+        if channel is not None:
+            await resting.release(channel)
+        else:
+            lost = await self._reach()
+        if lost is not None:
+            self.detail = await self._epitaph(lost)
+            await self._follow(machine.Died())
+        elif self.state is SandboxState.RESUMING:
+            await self._follow(machine.Resumed())
+
+    async def _not_resumed(self, exc: Exception) -> None:
+        logger.warning("could not be resumed", extra=self._about(error=str(exc)))
+        if self.state is SandboxState.RESUMING:
+            with contextlib.suppress(OSError):
+                await self._mark(("undone", Action.RESUME, resting.said(self.paused)))
+            await self._follow(machine.ResumeFailed())
+
+    def _not_paused(self, exc: Exception) -> DsecError:
+        if isinstance(exc, OSError) and exc.errno in disk.FULL:
+            return disk.storage_full(self.record.path.parent)
+        return as_error(exc)
+
+    async def _found_paused(self, pause: Pause) -> DsecError | None:
+        """It was left paused: see that it is there, and stands still."""
+        self.state, self.paused = SandboxState.PAUSED, pause
+        self._around.paused.add(self.record.id)
+        self.ready.set()
+        try:
+            await resting.freeze(self._backend, self.record)
+            await resting.find(self._backend, self.record)
+        except Exception as exc:  # noqa: BLE001 - the edge outlives a bug in one sandbox
+            return as_error(exc)
+        return None
+
+    async def _found_running(self, *, unsettled: bool) -> DsecError | None:
+        """It shall run: have it go on if a crash may have left it frozen, and connect."""
+        try:
+            if unsettled:
+                await resting.thaw(self._backend, self.record)
+                await self._mark(("done", Action.RESUME, ""))
+        except Exception:  # it shows now whether it answers
+            logger.exception("could not be let go on", extra=self._about())
+        return await self._reach()
+
+    async def _broke_in_pause(self, lost: AetherChannel) -> None:
+        """A frozen aether closes nothing: either it has died, or the fault is on this side."""
+        self.channel = None
+        try:
+            await resting.find(self._backend, self.record)
+        except SandboxGone as exc:
+            self.detail = await self._epitaph(exc)
+            await self._follow_quietly(machine.Died())
+        except (DsecError, OSError) as exc:
+            logger.warning("its connection broke", extra=self._about(error=str(exc)))
+        broke = Unavailable("the connection to the sandbox broke; ask again")
+        lost.close(self.gone() if self.ended_at else broke)
 
     async def _launch(self) -> None:
         try:
@@ -306,7 +505,8 @@ class Owner:
                 await self._backend.launch(self.record)
                 await self._mark(("done", Action.LAUNCH, ""), ("begun", Action.CONNECT, ""))
                 await self._connect()
-                await self._mark(("done", Action.CONNECT, ""))
+                now = self._around.clock.now()
+                await in_thread("disk", self._around.journal.launched, self.record, now)
         except TimeoutError:
             self.failure = StartFailed(f"not started in {LAUNCH_DEADLINE_S:.0f} s", step="deadline")
         except OSError as exc:
@@ -336,7 +536,7 @@ class Owner:
 
     def _lost(self, channel: AetherChannel) -> None:
         # Streams are left open until it is known whether the sandbox is over: then they hear why.
-        if self.channel is channel and self.state is SandboxState.RUNNING:
+        if self.channel is channel and self.state in machine.ALIVE:
             self._around.group.start_soon(self._revive, channel)
         else:
             channel.close(self.gone() if self.ended_at else None)

@@ -70,6 +70,8 @@ class SimAether:
         self.sessions = Sessions(group, self.table, PROGRAMS, self.commands)
         self.files = Files(self.fs, identity.rules.user)
         self.dead = False
+        self.frozen = False
+        self._thawed = anyio.Event()
         self._group = group
         self._clock = clock
         self._connection: Connection | None = None
@@ -80,7 +82,7 @@ class SimAether:
         """A fresh connection; an older one is dropped."""
         self.drop_connection()
         near, far = memory_pair(CHANNEL_BYTES)
-        connection = Connection(far, self._methods)
+        connection = Connection(far, self._methods, self._stand_still)
         self._connection = connection
         self._group.start_soon(connection.serve)
         return near
@@ -90,6 +92,24 @@ class SimAether:
         if self._connection is not None:
             self._connection.drop()
             self._connection = None
+
+    def freeze(self) -> None:
+        """Neither hear nor say anything."""
+        if not self.frozen:
+            self.frozen, self._thawed = True, anyio.Event()
+
+    def thaw(self) -> None:
+        """Go on."""
+        self.frozen = False
+        self._thawed.set()
+
+    def resize(self, limits: Limits) -> None:
+        """Have other limits. Raises Conflict: it uses more memory than that."""
+        self.table.bound(limits.pids, limits.memory_mb << 20)
+
+    async def _stand_still(self) -> None:
+        if self.frozen:
+            await self._thawed.wait()
 
     def die(self) -> None:
         """End at once, and everything in it."""
@@ -140,6 +160,8 @@ class SimAether:
             "tar_in": method(PathArgs, lambda s, a: archives.tar_in(files, s, a)),
             "processes": self._processes,
             "usage": self._usage,
+            "hold": self._nothing,
+            "release": self._nothing,
             "shutdown": self._shutdown,
         }
 
@@ -166,6 +188,9 @@ class SimAether:
             for p in self.table.living.values()
         ]
         return await in_parts(stream, msgspec.to_builtins([first, *others]))
+
+    async def _nothing(self, _stream: Stream, _arguments: Arguments) -> None:
+        """Its commands go on in a pause, and so does their time."""
 
     async def _usage(self, _stream: Stream, _arguments: Arguments) -> object:
         return msgspec.to_builtins(self.usage())

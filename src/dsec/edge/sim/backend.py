@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
 
 import anyio
 import anyio.abc
@@ -16,9 +17,10 @@ from dsec.edge.sim.aether import Identity, SimAether
 from dsec.edge.sim.commands import Rules
 from dsec.edge.sim.faults import LAUNCH_STEPS, Faults
 from dsec.wire.public_v1 import Capability
-from dsec.wire.sandbox import SandboxSpec, Usage
+from dsec.wire.sandbox import Pause, SandboxSpec, Usage
 
 WARNING = "simulated: commands are an imitation in memory; nothing is isolated because nothing runs"
+PAUSED = "simulated: nothing is heard of it, but its commands go on"
 
 
 class SimHost:
@@ -151,10 +153,60 @@ class SimBackend:
         self.host.kill(record.id)
         self.host.sandboxes.pop(record.id, None)
 
+    async def freeze(self, record: SandboxRecord) -> None:
+        """Have it neither hear nor say anything.
+
+        Raises:
+            SandboxGone: it is not there. InternalError: told to fail.
+        """
+        await self.faults.pass_freeze()
+        self._alive(record).freeze()
+
+    async def thaw(self, record: SandboxRecord) -> None:
+        """Have it go on. Raises SandboxGone."""
+        await self.faults.pass_gate("thaw")
+        self._alive(record).thaw()
+
+    async def reclaim(self, record: SandboxRecord) -> Pause:
+        """Count what would be given back."""
+        await self.faults.pass_gate("reclaim")
+        size = self._alive(record).usage().memory_bytes
+        return Pause(
+            at=self._clock.now(), memory_before_bytes=size, swapped_bytes=size, detail=PAUSED
+        )
+
+    async def refill(self, record: SandboxRecord) -> None:
+        """Nothing was taken."""
+
+    def _alive(self, record: SandboxRecord) -> SimAether:
+        aether = self.host.sandboxes.get(record.id)
+        if aether is None or aether.dead:
+            raise SandboxGone(f"sandbox {record.id} is gone", reason="died")
+        return aether
+
+    async def resize(self, record: SandboxRecord) -> None:
+        """Count other limits from now on.
+
+        Raises:
+            SandboxGone: it is not there. Conflict: it uses more memory. InternalError: told to fail.
+        """
+        await self.faults.pass_resize()
+        self._alive(record).resize(record.spec.limits)
+
     async def usage(self, record: SandboxRecord) -> Usage:
         """What it uses."""
         aether = self.host.sandboxes.get(record.id)
         return aether.usage() if aether else Usage(at=self._clock.now())
+
+    def writable(self, record: SandboxRecord) -> Path | None:
+        """None: its files are in memory."""
+        del record
+        return None
+
+    async def mapped(self, record: SandboxRecord) -> frozenset[tuple[int, int]]:
+        """None: nothing is mapped in memory."""
+        del record
+        return frozenset()
 
     async def strays(self, known: frozenset[str]) -> list[str]:
         """Forget sandboxes nobody knows."""

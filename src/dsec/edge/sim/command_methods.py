@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Mapping
 from typing import Any, TypeVar
@@ -16,6 +17,7 @@ from dsec.edge.sim.processes import ProcessTable
 from dsec.edge.sim.sessions import Sessions
 from dsec.edge.sim.terminal import Terminal
 from dsec.edge.sim.wire import CHUNK, Stream
+from dsec.kit.generators import generator_of
 from dsec.wire.frames import Channel
 from dsec.wire.sandbox import CommandSpec, PtySize, SessionSpec
 
@@ -67,6 +69,7 @@ class StdinArgs(CommandArgs, kw_only=True):
     """Arguments of `stdin`."""
 
     eof: bool = False
+    offset: int | None = None
 
 
 class ResizeArgs(CommandArgs, kw_only=True):
@@ -174,15 +177,20 @@ class CommandMethods:
         return start + len(data)
 
     async def stdin(self, stream: Stream, arguments: Arguments) -> object:
-        """`stdin`: bytes for it, then perhaps the end."""
+        """`stdin`: bytes for it, then perhaps the end. What it has taken before is skipped."""
         args = decode(arguments, StdinArgs)
         command = self._commands.find(args.command_id)
+        skip = 0 if args.offset is None else command.fed - args.offset
+        if skip < 0:
+            raise AetherError("conflict", f"it has taken {command.fed} bytes", kind="offset")
         if command.stdin is None or not command.running:
-            raise AetherError("conflict", f"command {command.id} has no open standard input")
+            return await _repeated(stream, command, args, skip)
         written = 0
         async for data in stream.incoming():
-            await command.feed(data)
-            written += len(data)
+            fresh, skip = data[skip:], max(0, skip - len(data))
+            command.fed += len(fresh)
+            await command.feed(fresh)
+            written += len(fresh)
         if args.eof:
             command.end_input()
         return {"written": written}
@@ -247,6 +255,18 @@ class CommandMethods:
                 await _outward(stream, near)
         finally:
             near.abort()
+
+
+async def _repeated(stream: Stream, command: Command, args: StdinArgs, skip: int) -> object:
+    """To one that takes no more, what it has taken may be said again."""
+    if command.stdin is None or args.offset is None:
+        raise AetherError("conflict", f"command {command.id} has no open standard input")
+    async with contextlib.aclosing(generator_of(stream.incoming())) as incoming:
+        async for data in incoming:
+            skip -= len(data)
+            if skip < 0:
+                raise AetherError("conflict", f"command {command.id} has no open standard input")
+    return {"written": 0}
 
 
 async def _feed_all(command: Command, data: bytes) -> None:

@@ -60,6 +60,8 @@ class Command:
         self.pid = 0
         self.death = 0
         self.stdin: BytePipe | Terminal | None = None
+        self.fed = 0
+        """Bytes of its standard input that were accepted so far."""
         self.timeout_s = min(spec.timeout_s or rules.default_timeout_s, rules.max_timeout_s)
         self.ended = anyio.Event()
         self.drained = Changed()

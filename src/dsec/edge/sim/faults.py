@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import anyio
 
-from dsec.base.errors import StartFailed, Unavailable
+from dsec.base.errors import InternalError, StartFailed, Unavailable
 
 LAUNCH_STEPS = ("cgroups", "socket", "clone", "mounts", "ready")
 """What a launch goes through, in order; any may be made to fail, or to wait."""
@@ -30,10 +30,15 @@ class Faults:
     """Time every connect takes."""
     fail_connects: int = 0
     """So many connects find nobody answering, though the sandbox lives."""
+    fail_freezes: int = 0
+    """So many freezes do not make it stand still."""
+    fail_resizes: int = 0
+    """So many resizes do not change anything."""
     fail_cleans: int = 0
     """So many cleans cannot remove something."""
     gates: dict[str, anyio.Event] = field(default_factory=dict)
-    """Steps (LAUNCH_STEPS, `connect`, `kill`, `clean`) that wait until their gate opens."""
+    """Steps (LAUNCH_STEPS, `connect`, `kill`, `clean`, `freeze`, `thaw`, `reclaim`, `resize`) that wait until
+    their gate opens."""
 
     def hold(self, step: str) -> anyio.Event:
         """Make a step wait; setting the event lets it go on."""
@@ -57,6 +62,28 @@ class Faults:
         """Wait while the step is held."""
         if gate := self.gates.get(step):
             await gate.wait()
+
+    async def pass_freeze(self) -> None:
+        """Go through a freeze.
+
+        Raises:
+            InternalError: it has been told to fail.
+        """
+        await self.pass_gate("freeze")
+        if self.fail_freezes > 0:
+            self.fail_freezes -= 1
+            raise InternalError("simulated: some of it does not stand still")
+
+    async def pass_resize(self) -> None:
+        """Go through a resize.
+
+        Raises:
+            InternalError: it has been told to fail.
+        """
+        await self.pass_gate("resize")
+        if self.fail_resizes > 0:
+            self.fail_resizes -= 1
+            raise InternalError("simulated: its limits could not be changed")
 
     async def pass_connect(self) -> None:
         """Go through a connect.

@@ -13,6 +13,7 @@ import anyio
 import anyio.abc
 import anyio.lowlevel
 
+from dsec.base.errors import Conflict
 from dsec.edge.sim.errors import AetherError
 from dsec.edge.sim.filesystem import FileSystem
 from dsec.edge.sim.pipes import BrokenPipe, Changed
@@ -218,6 +219,17 @@ class ProcessTable:
             self.oom_kills += 1
             process.around.tree.oom_killed = True
             process.signal(signal.SIGKILL)
+
+    def bound(self, pids: int, memory_bytes: int) -> None:
+        """Have other limits. Raises Conflict: more memory is used than that; nothing has changed."""
+        if (used := self.memory_bytes()) > memory_bytes:
+            asked_mb, used_mb = memory_bytes >> 20, -(-used >> 20)
+            raise Conflict(
+                f"memory_mb: {asked_mb} would be less than the {used_mb} MiB that it uses",
+                asked_mb=asked_mb,
+                used_mb=used_mb,
+            )
+        self._pids, self.memory_limit_bytes = pids, memory_bytes
 
     def memory_bytes(self) -> int:
         """What all use together, process 1 included."""

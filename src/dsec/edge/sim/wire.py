@@ -124,8 +124,21 @@ class Stream:
 class Connection:
     """One connection: reads frames, starts handlers, writes whole frames."""
 
-    def __init__(self, stream: anyio.abc.ByteStream, methods: Mapping[str, Handler]) -> None:
+    def __init__(
+        self,
+        stream: anyio.abc.ByteStream,
+        methods: Mapping[str, Handler],
+        gate: Callable[[], Awaitable[None]],
+    ) -> None:
+        """Make one.
+
+        Args:
+            stream: to the peer.
+            methods: what can be called.
+            gate: passed before anything is taken or said.
+        """
         self._stream = stream
+        self._gate = gate
         self._methods = methods
         self._streams: dict[int, Stream] = {}
         self._scope = anyio.CancelScope()
@@ -164,6 +177,7 @@ class Connection:
         try:
             async for data in self._queue:
                 self._sending = True
+                await self._gate()
                 await self._stream.send(data)
                 self._sending = False
                 self._drained.notify()
@@ -174,7 +188,9 @@ class Connection:
         decoder = Decoder()
         try:
             while True:
-                for frame in decoder.feed(await self._stream.receive()):
+                data = await self._stream.receive()
+                await self._gate()
+                for frame in decoder.feed(data):
                     await self._dispatch(frame, group)
         except (anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError):
             return

@@ -26,7 +26,8 @@ _SPARSE_FROM = 64 << 10
 """Files of fewer bytes are read whole, holes or not."""
 _MAX_DEPTH = 256
 """As for archives: deeper trees make every program after this one slow."""
-_CHANGED = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENXIO, errno.ENODATA})
+CHANGED = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENXIO, errno.ENODATA})
+"""What a call says whose file went away or became another meanwhile."""
 
 _Pending = tuple[tuple[str, ...], Inode]
 """Where a directory is below the root, and what becomes of it."""
@@ -72,35 +73,23 @@ class _Scan:
             try:
                 below = self._read_directory(parts, inode)
             except OSError as error:
-                if error.errno in _CHANGED:
-                    raise InvalidRequest(f"{_show(parts)} changed while it was read") from error
+                if error.errno in CHANGED:
+                    raise InvalidRequest(f"{show(parts)} changed while it was read") from error
                 raise
             pending.extend(reversed(below))
         return Tree(root)
 
     def _read_directory(self, parts: tuple[str, ...], inode: Inode) -> list[_Pending]:
         """Fill a directory's inode; returns the directories in it, still empty."""
-        directory = self._open(parts)
+        directory = open_directory(self._root, parts)
         try:
             status = os.fstat(directory)
             if status.st_dev != self._device:
-                raise InvalidRequest(f"{_show(parts)} is the root of another file system")
-            _fill(inode, status, directory)
+                raise InvalidRequest(f"{show(parts)} is the root of another file system")
+            fill(inode, status, directory)
             return self._read_names(directory, parts, inode)
         finally:
             os.close(directory)
-
-    def _open(self, parts: tuple[str, ...]) -> int:
-        if len(parts) > _MAX_DEPTH:
-            raise InvalidRequest(f"{_show(parts)} is nested deeper than {_MAX_DEPTH} directories")
-        descriptor = os.open(".", _DIRECTORY, dir_fd=self._root)
-        for part in parts:
-            try:
-                deeper = os.open(part, _DIRECTORY, dir_fd=descriptor)
-            finally:
-                os.close(descriptor)
-            descriptor = deeper
-        return descriptor
 
     def _read_names(self, directory: int, parts: tuple[str, ...], inode: Inode) -> list[_Pending]:
         below: list[_Pending] = []
@@ -124,40 +113,86 @@ class _Scan:
             self._links[key] = inode
         if stat.S_ISREG(status.st_mode):
             self._read_regular(directory, name, inode)
-            return inode
-        # No descriptor of a link or a device has xattrs; this name has one component to follow.
-        _fill(inode, status, f"/proc/self/fd/{directory}/{name}")
-        if stat.S_ISLNK(status.st_mode):
-            inode.target = os.fsencode(os.readlink(name, dir_fd=directory))
-        elif stat.S_ISCHR(status.st_mode) or stat.S_ISBLK(status.st_mode):
-            inode.rdev = status.st_rdev
+        else:
+            fill_special(inode, status, directory, name)
         return inode
 
     def _read_regular(self, directory: int, name: str, inode: Inode) -> None:
-        file = os.open(name, _FILE, dir_fd=directory)
+        file, status = open_regular(name, directory)
         try:
-            status = os.fstat(file)
-            if not stat.S_ISREG(status.st_mode):
-                raise FileNotFoundError(errno.ENOENT, "no regular file any more", name)
-            _fill(inode, status, file)
+            fill(inode, status, file)
             inode.size = status.st_size
-            inode.extents = self._keep(file, status)
+            inode.extents = keep_content(self._data, file, status)
         finally:
             os.close(file)
 
-    def _keep(self, file: int, status: os.stat_result) -> list[Extent]:
-        size = status.st_size
-        if size >= _SPARSE_FROM and status.st_blocks * 512 < size:
-            return self._data.append(_sparse_pieces(file, size), size)
-        return self._data.append(_Descriptor(file), size)
+
+# -- calls that follow no link, for whoever reads such a directory ---------------------------------
 
 
-def _show(parts: tuple[str, ...]) -> str:
+def open_directory(root: int, parts: tuple[str, ...]) -> int:
+    """Open a directory below another, one component after the other.
+
+    Raises:
+        InvalidRequest: it is nested too deep.
+        OSError: something on the way is no directory, or gone.
+    """
+    if len(parts) > _MAX_DEPTH:
+        raise InvalidRequest(f"{show(parts)} is nested deeper than {_MAX_DEPTH} directories")
+    descriptor = os.open(".", _DIRECTORY, dir_fd=root)
+    for part in parts:
+        try:
+            deeper = os.open(part, _DIRECTORY, dir_fd=descriptor)
+        finally:
+            os.close(descriptor)
+        descriptor = deeper
+    return descriptor
+
+
+def open_regular(name: str, directory: int) -> tuple[int, os.stat_result]:
+    """Open a regular file, and look at what was opened.
+
+    Raises:
+        OSError: it is gone, or something else by now.
+    """
+    file = os.open(name, _FILE, dir_fd=directory)
+    status = os.fstat(file)
+    if not stat.S_ISREG(status.st_mode):
+        os.close(file)
+        raise FileNotFoundError(errno.ENOENT, "no regular file any more", name)
+    return file, status
+
+
+def keep_content(data: DataWriter, file: int, status: os.stat_result) -> list[Extent]:
+    """Append an open file's content, holes as holes; where it lies.
+
+    Raises:
+        InvalidRequest: it became shorter.
+        StorageFull: no room for the data.
+    """
+    size = status.st_size
+    if size >= _SPARSE_FROM and status.st_blocks * 512 < size:
+        return data.append(_sparse_pieces(file, size), size)
+    return data.append(_Descriptor(file), size)
+
+
+def show(parts: tuple[str, ...]) -> str:
+    """A place below the root, for messages."""
     path = "/".join(parts)
     return ascii(path if len(path) <= 200 else f"{path[:200]}...")[1:-1] or "the directory"
 
 
-def _fill(inode: Inode, status: os.stat_result, where: int | str) -> None:
+def fill_special(inode: Inode, status: os.stat_result, directory: int, name: str) -> None:
+    """What an inode has that is neither a directory nor a regular file."""
+    # No descriptor of a link or a device has xattrs; this name has one component to follow.
+    fill(inode, status, f"/proc/self/fd/{directory}/{name}")
+    if stat.S_ISLNK(status.st_mode):
+        inode.target = os.fsencode(os.readlink(name, dir_fd=directory))
+    elif stat.S_ISCHR(status.st_mode) or stat.S_ISBLK(status.st_mode):
+        inode.rdev = status.st_rdev
+
+
+def fill(inode: Inode, status: os.stat_result, where: int | str) -> None:
     """What an inode of any kind has."""
     inode.mode = status.st_mode
     inode.uid = status.st_uid

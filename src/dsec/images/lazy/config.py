@@ -39,7 +39,10 @@ class FillerConfig(Struct, kw_only=True, frozen=True, forbid_unknown_fields=True
     budget_bytes: Annotated[int, Meta(ge=0)] = 0
     """What the cache may take of the disk; 0 = no limit of ours."""
     window_bytes: Annotated[int, Meta(ge=4096)] = 1 << 20
-    """A miss fetches what is missing of the whole window around it; also the unit of eviction."""
+    """A miss fetches what is missing of the whole window around it, if anything near was wanted
+    before; also the unit of eviction."""
+    first_window_bytes: Annotated[int, Meta(ge=4096)] = 256 << 10
+    """Of the first miss of a window: what is read here and there brings little else with it."""
     gap_bytes: Annotated[int, Meta(ge=0)] = 128 << 10
     """Stored bytes that are here already and are fetched again rather than ask twice."""
     range_bytes: Annotated[int, Meta(ge=4096)] = 1 << 20

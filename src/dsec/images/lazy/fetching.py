@@ -104,6 +104,8 @@ class Fetching:
         self.files = files
         self.table = table
         self.groups = Groups(table.count, max(1, config.window_bytes // files.state.chunk_bytes))
+        first_window = min(config.first_window_bytes, config.window_bytes)
+        self._first_window = max(1, first_window // files.state.chunk_bytes)
         self.health = Health(self.digest, pool.clock, config.retry_after_s, self._tell)
         self.fetched_bytes = 0
         self._pool = pool
@@ -195,9 +197,18 @@ class Fetching:
         low, high = window(fresh[0], fresh[-1] + 1, self.groups.per_group, self.table.count)
         if self.health.broken:  # one attempt, as small as can be
             low, high = fresh[0], fresh[-1] + 1
+        elif not self._wanted_near(low, high):
+            low, high = window(fresh[0], fresh[-1] + 1, self._first_window, self.table.count)
         bad = self.health.bad.keys() - fresh
         missing = self.files.map.missing(low, high)
         return [c for c in missing if c not in self._flights and c not in bad]
+
+    def _wanted_near(self, low: int, high: int) -> bool:
+        """Whether anything of a window, or what lies right before it, was wanted already."""
+        low = max(0, low - 1)
+        return bool(self.files.map.present(low, high)) or any(
+            chunk in self._flights for chunk in range(low, high)
+        )
 
     def _launch(self, wanted: list[int], *, urgent: bool) -> None:
         stored = [chunk for chunk in wanted if self.table.stored_span(chunk)[1]]

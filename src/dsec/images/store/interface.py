@@ -14,7 +14,7 @@ from typing import Literal, Protocol
 
 from msgspec import Struct
 
-DocumentKind = Literal["image", "layer", "workspace", "toolkit", "trace", "use", "intent"]
+DocumentKind = Literal["image", "layer", "workspace", "toolkit", "trace", "use", "intent", "trajectory"]
 MAX_DOCUMENT_BYTES = 16 << 20
 
 

@@ -9,6 +9,8 @@ import signal
 import time
 from pathlib import Path
 
+import msgspec
+
 from dsec.linux.cgroup import files
 from dsec.linux.cgroup.interface import Layout, Readings
 from dsec.linux.cgroup.plan import directories
@@ -131,11 +133,20 @@ def _kill_each(pids: set[int]) -> None:
 
 def processes(layout: Layout, sandbox: str) -> set[int]:
     """Processes in a sandbox's groups, those of commands included."""
-    pids: set[int] = set()
+    return _members(layout, sandbox, "cgroup.procs")
+
+
+def threads(layout: Layout, sandbox: str) -> set[int]:
+    """Threads in a sandbox's groups of the v2 hierarchy, where all of them are."""
+    return _members(msgspec.structs.replace(layout, v1={}), sandbox, "cgroup.threads")
+
+
+def _members(layout: Layout, sandbox: str, file: str) -> set[int]:
+    ids: set[int] = set()
     for directory in directories(layout, sandbox):
         for part, _, _ in os.walk(directory):
-            pids |= {int(pid) for pid in files.read(Path(part, "cgroup.procs")).split()}
-    return pids - {0}
+            ids |= {int(number) for number in files.read(Path(part, file)).split()}
+    return ids - {0}
 
 
 def remove(layout: Layout, sandbox: str) -> None:

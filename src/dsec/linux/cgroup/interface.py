@@ -15,6 +15,8 @@ class Bounds:
     memory_bytes: int
     cpu_cores: float
     pids: int
+    best_effort: bool = False
+    """It runs only when nobody else wants the processor."""
 
 
 @dataclass(kw_only=True)
@@ -43,6 +45,8 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
     """Whether v2 can bound swap."""
     v1: dict[str, str] = msgspec.field(default_factory=dict)
     """Controller -> directory that holds the node's, for controllers mounted as v1."""
+    idle: bool = False
+    """Whether the cpu controller has a class that runs only when nobody else wants to."""
     memsw: bool = False
     """Whether v1 counts swap together with memory."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from dsec.linux.cgroup import files
 from dsec.linux.cgroup.interface import Bounds, Layout
@@ -13,7 +14,15 @@ from dsec.linux.cgroup.v1 import pids as pids1
 from dsec.linux.cgroup.v2 import cpu as cpu2
 from dsec.linux.cgroup.v2 import memory as memory2
 from dsec.linux.cgroup.v2 import pids as pids2
-from dsec.wire.launch import CgroupDir
+from dsec.wire.launch import CgroupDir, Meters
+
+
+class ClassWrites(Protocol):
+    """What a version writes for a class."""
+
+    def __call__(self, bounds: Bounds, *, idle: bool) -> files.Writes:
+        """The lines."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,6 +33,8 @@ class CgroupPlan:
     agent_v2: str
     work_v2: str
     work_v1: list[str]
+    meters: Meters | None
+    """None where memory is not limited, or time not counted."""
 
 
 def plan(layout: Layout, sandbox: str, bounds: Bounds) -> CgroupPlan:
@@ -38,6 +49,7 @@ def plan(layout: Layout, sandbox: str, bounds: Bounds) -> CgroupPlan:
         agent_v2=v2[1].path if v2 else "",
         work_v2=v2[2].path if v2 else "",
         work_v1=[f"{group.path}/tasks" for group in v1],
+        meters=_meters(layout, sandbox),
     )
 
 
@@ -57,7 +69,7 @@ def _v2(layout: Layout, sandbox: str, bounds: Bounds) -> list[CgroupDir]:
 def _writes_v2(layout: Layout, bounds: Bounds) -> files.Writes:
     by_name = {
         "memory": memory2.writes(bounds, swap=layout.v2_swap),
-        "cpu": cpu2.writes(bounds),
+        "cpu": [*cpu2.writes(bounds), *_class(cpu2.class_writes, layout, bounds)],
         "pids": pids2.writes(bounds),
     }
     return [line for name in layout.v2_controllers for line in by_name[name]]
@@ -66,10 +78,34 @@ def _writes_v2(layout: Layout, bounds: Bounds) -> files.Writes:
 def _writes_v1(controllers: list[str], layout: Layout, bounds: Bounds) -> files.Writes:
     by_name = {
         "memory": memory1.writes(bounds, memsw=layout.memsw),
-        "cpu": cpu1.writes(bounds),
+        "cpu": [*cpu1.writes(bounds), *_class(cpu1.class_writes, layout, bounds)],
         "pids": pids1.writes(bounds),
     }
     return [line for name in controllers for line in by_name.get(name, [])]
+
+
+def _class(writes: ClassWrites, layout: Layout, bounds: Bounds) -> files.Writes:
+    # What a new group is without a word is not written: it would cost every creation.
+    return writes(bounds, idle=layout.idle) if bounds.best_effort else []
+
+
+def _meters(layout: Layout, sandbox: str) -> Meters | None:
+    memory, v2 = memory_group(layout, sandbox), layout.v2_base() / sandbox
+    if memory is None or not (layout.v2 or "cpuacct" in layout.v1):
+        return None
+    cpuacct = Path(layout.v1.get("cpuacct", "")) / layout.base / sandbox / "cpuacct.stat"
+    names = memory2.METERS if "memory" in layout.v2_controllers else memory1.METERS
+    limit, usage, stat = (str(memory / name) for name in names)
+    cpu = v2 / "cpu.stat" if layout.v2 else cpuacct
+    return Meters(memory_limit=limit, memory_usage=usage, memory_stat=stat, cpu_time=str(cpu))
+
+
+def memory_group(layout: Layout, sandbox: str) -> Path | None:
+    """The directory whose memory is a sandbox's; None where none is limited."""
+    if "memory" in layout.v2_controllers:
+        return layout.v2_base() / sandbox / "work"
+    directory = layout.v1.get("memory")
+    return Path(directory) / layout.base / sandbox if directory else None
 
 
 def directories(layout: Layout, sandbox: str) -> list[Path]:

@@ -312,7 +312,7 @@ class Files:
             user: who shall own it.
             atomic: readers see the old file or the new one, never half of it.
             parents: make missing directories.
-            append: add to the end; never sent twice.
+            append: add to the end.
 
         Raises:
             StorageFull: the disk is full; nothing partial was kept.
@@ -328,14 +328,25 @@ class Files:
             "append": append or None,
             "sha256": source.known_sha256(),
         }
-        again = source.again and not append
         if source.whole is not None:
             request = self._caller.request(
-                "PUT", self._path, query, source.whole, repeatable=again, patience_s=UPLOAD_S
+                "PUT",
+                self._path,
+                query,
+                source.whole,
+                key=self._caller.new_key(),
+                patience_s=UPLOAD_S,
             )
             info = await self._caller.call(request, WireFileInfo)
         else:
-            upload = self._caller.upload("PUT", self._path, query, repeatable=again, kind=BINARY)
+            upload = self._caller.upload(
+                "PUT",
+                self._path,
+                query,
+                repeatable=source.again,
+                kind=BINARY,
+                key=self._caller.new_key(),
+            )
             info = await self._caller.send_body(upload, source.chunks, WireFileInfo)
         source.verify(info, append=append)
         return file_info(info)
@@ -392,7 +403,9 @@ class Files:
             "parents": parents or None,
             "user": user,
         }
-        request = self._caller.request("POST", f"{self._path}/mkdir", query, repeatable=parents)
+        request = self._caller.request(
+            "POST", f"{self._path}/mkdir", query, key=self._caller.new_key()
+        )
         return file_info(await self._caller.call(request, WireFileInfo))
 
     async def move(
@@ -409,7 +422,9 @@ class Files:
             "overwrite": overwrite,
             "user": user,
         }
-        request = self._caller.request("POST", f"{self._path}/move", query, repeatable=False)
+        request = self._caller.request(
+            "POST", f"{self._path}/move", query, key=self._caller.new_key()
+        )
         return file_info(await self._caller.call(request, WireFileInfo))
 
     async def remove(
@@ -426,7 +441,7 @@ class Files:
             "user": user,
         }
         request = self._caller.request(
-            "DELETE", self._path, query, repeatable=recursive, patience_s=UPLOAD_S
+            "DELETE", self._path, query, key=self._caller.new_key(), patience_s=UPLOAD_S
         )
         return (await self._caller.call(request, _Removed)).removed
 
@@ -453,7 +468,12 @@ class Files:
     async def _put_tree(self, path: PathLike, body: Body, *, again: bool, user: str | None) -> int:
         query: dict[str, QueryValue] = {"path": remote_path(path), "user": user}
         request = self._caller.upload(
-            "PUT", f"{self._sandbox}/tree", query, repeatable=again, kind=TAR
+            "PUT",
+            f"{self._sandbox}/tree",
+            query,
+            repeatable=again,
+            kind=TAR,
+            key=self._caller.new_key(),
         )
         return (await self._caller.send_body(request, body, _Entries)).entries
 

@@ -7,21 +7,36 @@ from contextlib import AbstractAsyncContextManager, suppress
 from types import TracebackType
 from typing import Literal, Self
 
+import msgspec
 from typing_extensions import override
 
-from dsec.base.errors import Conflict, DsecError, InvalidRequest, NotFound, SandboxGone
-from dsec.base.ids import mint_command_id, mint_session_id
+from dsec.base.errors import (
+    Conflict,
+    DsecError,
+    InternalError,
+    InvalidRequest,
+    NotFound,
+    SandboxGone,
+)
 from dsec.sdk import _aio
-from dsec.sdk._async.call import Caller
+from dsec.sdk._answers import error_of
+from dsec.sdk._async.call import Caller, EventStream
 from dsec.sdk._async.command import Command, deadline_s
 from dsec.sdk._async.files import Files
+from dsec.sdk._async.lines import LineStream
 from dsec.sdk._async.session import Session
+from dsec.sdk._async.state import LONG_S, StateCalls
 from dsec.sdk._async.transport import PortStream
+from dsec.sdk._http import Request
+from dsec.sdk._ids import Ids, Numbered
+from dsec.sdk._patience import Patience
 from dsec.sdk.models import ExecResult, exec_result, seconds
+from dsec.wire.public_v1 import BatchItem
 from dsec.wire.sandbox import (
     CommandResult,
     CommandSpec,
     CommandView,
+    Fork,
     Process,
     PtySize,
     SandboxView,
@@ -32,16 +47,14 @@ from dsec.wire.sandbox import (
 
 STOP_TIMEOUT_S = 120.0
 KILL_TIMEOUT_S = 5.0
+_BATCH_LINE: msgspec.json.Decoder[BatchItem] = msgspec.json.Decoder(BatchItem)
 
 
-class Sandbox:
+class Sandbox(StateCalls):
     """One sandbox. Used with `async with` it is stopped at the end."""
 
     def __init__(self, caller: Caller, view: SandboxView) -> None:
-        self._caller = caller
-        self._path = f"/v1/sandboxes/{view.id}"
-        self.view = view
-        """As it was last heard of; `refresh()` asks again."""
+        super().__init__(caller, view)
         self.files = Files(caller, self._path)
 
     @property
@@ -109,7 +122,7 @@ class Sandbox:
                 with its `command_id` (in `details`) to get its result.
         """
         spec = CommandSpec(
-            command_id=command_id or mint_command_id(),
+            command_id=command_id or self._new_command(),
             argv=_argv(argv) or None if entrypoint else _argv(argv),
             entrypoint=entrypoint,
             session=session,
@@ -119,7 +132,7 @@ class Sandbox:
             timeout_s=seconds(timeout, "timeout"),
             output_limit_bytes=output_limit_bytes,
         )
-        return await self._run(spec, input, ours=command_id is None)
+        return await self._run(spec, input, ours=self._ours(command_id))
 
     async def run_shell(  # noqa: PLR0913 - keywords
         self,
@@ -136,7 +149,7 @@ class Sandbox:
     ) -> ExecResult:
         """Run a line of shell, by the image's bash or sh, and wait for its end; see `exec`."""
         spec = CommandSpec(
-            command_id=command_id or mint_command_id(),
+            command_id=command_id or self._new_command(),
             shell=command,
             session=session,
             cwd=cwd,
@@ -145,7 +158,14 @@ class Sandbox:
             timeout_s=seconds(timeout, "timeout"),
             output_limit_bytes=output_limit_bytes,
         )
-        return await self._run(spec, input, ours=command_id is None)
+        return await self._run(spec, input, ours=self._ours(command_id))
+
+    def _new_command(self) -> str:
+        self._caller.recorded = None
+        return self._caller.ids.command()
+
+    def _ours(self, command_id: str | None) -> bool:
+        return command_id is None and not self._caller.ids.chosen
 
     async def _run(self, spec: CommandSpec, given: bytes | str | None, *, ours: bool) -> ExecResult:
         try:
@@ -174,7 +194,9 @@ class Sandbox:
         raw = given.encode() if isinstance(given, str) else given
         # It may end, or close its input, without reading all: its result says how.
         with suppress(Conflict, NotFound):
-            await command.write_from(lambda: _chunks(raw), timeout=deadline_s(spec.timeout_s))
+            await command.write_from(
+                lambda: _chunks(raw), timeout=deadline_s(spec.timeout_s), again=True
+            )
         return await command.wait(deadline_s(spec.timeout_s))
 
     async def start(  # noqa: PLR0913 - keywords
@@ -210,7 +232,7 @@ class Sandbox:
             output_limit_bytes: see `exec`.
         """
         spec = CommandSpec(
-            command_id=command_id or mint_command_id(),
+            command_id=command_id or self._new_command(),
             argv=None if argv is None else _argv(argv),
             shell=shell,
             entrypoint=entrypoint,
@@ -228,7 +250,7 @@ class Sandbox:
     async def _start(self, spec: CommandSpec) -> Command:
         request = self._caller.request("POST", f"{self._path}/commands", body=spec)
         view = await self._caller.call(request, CommandView)
-        return Command(self._caller, self._path, view)
+        return Command(self._caller, self._path, view, fed_bytes=0)
 
     async def command(self, command_id: str) -> Command:
         """A handle on a command started before, here or elsewhere.
@@ -255,13 +277,15 @@ class Sandbox:
     ) -> Session:
         """Open a persistent shell: what `cd` and `export` do stays from one command to the next."""
         spec = SessionSpec(
-            session_id=session_id or mint_session_id(),
+            session_id=session_id or self._caller.ids.session(),
             cwd=cwd,
             env=dict(env or {}),
             user=user,
             shell=shell,
         )
-        request = self._caller.request("POST", f"{self._path}/sessions", body=spec)
+        request = self._caller.request(
+            "POST", f"{self._path}/sessions", body=spec, key=self._caller.new_key()
+        )
         view = await self._caller.call(request, SessionView)
         return Session(self._caller, self._path, view, self.run_shell)
 
@@ -310,6 +334,53 @@ class Sandbox:
         self.view = await self._caller.call(self._caller.request("GET", self._path), SandboxView)
         return self.view
 
+    async def fork(
+        self, count: int = 1, *, labels: Mapping[str, str] | None = None, key: str = ""
+    ) -> list[Sandbox]:
+        """Make sandboxes that begin where this one stands: files are shared, processes are not.
+
+        Args:
+            count: how many, up to 1,000.
+            labels: instead of this one's.
+            key: a repeated call with the same key gives the same sandboxes.
+
+        Raises:
+            DsecError: one could not be made. Without a `key` of yours the others are stopped.
+        """
+        made: list[Sandbox] = []
+        failed: list[DsecError] = []
+        async with self.forks(count, labels=labels, key=key) as forks:
+            async for child in forks:
+                if isinstance(child, Sandbox):
+                    made.append(child)
+                else:
+                    failed.append(child)
+        if not failed:
+            return made
+        if not key and not self._caller.ids.chosen:
+            for child in made:
+                await child.stop()
+        raise failed[0]
+
+    def forks(
+        self, count: int = 1, *, labels: Mapping[str, str] | None = None, key: str = ""
+    ) -> Batch:
+        """Like `fork`; iterate over the answer: each as it is ready, or why it is not."""
+        key = key or self._caller.new_key()
+        body = Fork(count=count, labels=None if labels is None else dict(labels), key=key)
+        request = self._caller.request(
+            "POST", f"{self._path}/fork", body=body, key=key, patience_s=LONG_S
+        )
+        return Batch(self._caller, request, count, self._caller.patience())
+
+    def steps(self, prefix: str = "step", *, first: int = 1) -> Steps:
+        """This sandbox, with operations numbered `<prefix>-000001`, ...; see `Steps`.
+
+        Raises:
+            InvalidRequest: `prefix` is not made of letters, digits and `_.:-`, or too long.
+        """
+        return Steps(self._caller.numbering(Numbered(prefix, first)), self.view)
+
     async def stop(self) -> SandboxView:
         """Stop it; returns when nothing of it is left. Harmless twice, and if it is over already.
 
@@ -323,6 +394,64 @@ class Sandbox:
         except SandboxGone:
             await self.refresh()
         return self.view
+
+
+class Steps(Sandbox):
+    """A sandbox whose commands and changes have ids that the same program gives them again.
+
+    A program that lost its place starts over: what was done already is answered from the sandbox's
+    record and not done again, until it comes to what is new. It must ask for the same operations in
+    the same order, one at a time, and look at nothing else (clock, chance) to decide. Reads are done
+    anew: they see what is there now. Another operation under a number that is taken is a `Conflict`.
+    """
+
+    @property
+    def recorded(self) -> bool | None:
+        """Whether the last operation was answered from the record; None: the platform did not say."""
+        return self._caller.recorded
+
+    @property
+    def next(self) -> int:
+        """The number the next operation gets."""
+        ids = self._caller.ids
+        return ids.next if isinstance(ids, Numbered) else 0
+
+
+class Batch(EventStream[Sandbox | DsecError]):
+    """The sandboxes of a batch, in order of completion.
+
+    A connection that breaks is made again: the same key gets the same sandboxes, and those given
+    out already are left out.
+    """
+
+    def __init__(self, caller: Caller, request: Request, count: int, patience: Patience) -> None:
+        # Children have ids of their own to give: those of a numbered parent are the parent's.
+        self._caller = caller.numbering(Ids()) if caller.ids.chosen else caller
+        self._items = LineStream(
+            caller,
+            lambda: request,
+            _BATCH_LINE,
+            lambda item: item.index,
+            count=count,
+            patience=patience,
+        )
+
+    @override
+    async def __anext__(self) -> Sandbox | DsecError:
+        """The next sandbox, or why one of them could not be started."""
+        item = await self._items.__anext__()
+        if item.sandbox is not None:
+            return Sandbox(self._caller, item.sandbox)
+        if item.error is None:
+            return InternalError("the server said neither sandbox nor error", index=item.index)
+        error = error_of(item.error, 500)
+        error.details["index"] = item.index
+        return error
+
+    @override
+    async def aclose(self) -> None:
+        """Stop listening; sandboxes being started go on."""
+        await self._items.aclose()
 
 
 def segment(text: str) -> str:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
 from typing import Self, TypeVar
@@ -16,6 +17,7 @@ from dsec.base.errors import (
 from dsec.sdk import _blocking
 from dsec.sdk._answers import LineSplitter, decode, encode, http_error, retry_after_s
 from dsec.sdk._http import ConnectionFailed, QueryValue, Request
+from dsec.sdk._ids import Ids
 from dsec.sdk._patience import HEARD_WITHIN_S, Patience
 from dsec.sdk._sync.transport import PortStream, Response, Transport
 from dsec.sdk._version import VERSION
@@ -41,9 +43,23 @@ class Caller:
         self._where = where
         self._unreachable_s = unreachable_s
         self._reached = False
+        self.ids = Ids()
+        self.recorded: bool | None = None
+        """Whether the last answer came from the sandbox's record; None: the platform did not say."""
         self._headers = {"User-Agent": USER_AGENT, "Accept": "application/json"}
         if api_key:
             self._headers["Authorization"] = f"Bearer {api_key}"
+
+    def numbering(self, ids: Ids) -> Self:
+        """A caller over the same connections whose operations have other ids."""
+        other = copy.copy(self)
+        other.ids, other.recorded = ids, None
+        return other
+
+    def new_key(self) -> str:
+        """The id of the next operation; its every attempt carries the same."""
+        self.recorded = None
+        return self.ids.key()
 
     def patience(
         self, timeout: float | None = None, unreachable_s: float | None = None
@@ -87,10 +103,19 @@ class Caller:
         )
 
     def upload(
-        self, method: str, path: str, query: Query, *, repeatable: bool, kind: str
+        self,
+        method: str,
+        path: str,
+        query: Query,
+        *,
+        repeatable: bool,
+        kind: str,
+        key: str | None = None,
     ) -> Request:
         """A request whose body is streamed."""
         headers = {**self._headers, "Content-Type": kind}
+        if key is not None:
+            headers["Idempotency-Key"] = key
         return Request(
             method,
             path,
@@ -160,6 +185,7 @@ class Caller:
                 )
                 self._reached = True
                 if response.status < 300:
+                    self._note(response)
                     patience.succeeded()
                     return response
                 answer = read_all(response, patience)
@@ -172,6 +198,11 @@ class Caller:
             _blocking.sleep(
                 patience.pause_s(error, retry_after_s(error, response.headers))
             )
+
+    def _note(self, response: Response) -> None:
+        said = response.headers.get("x-recorded")
+        if said is not None:
+            self.recorded = said.lower() == "true"
 
     def _lost(
         self, exc: ConnectionFailed, request: Request, patience: Patience

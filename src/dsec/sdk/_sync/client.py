@@ -6,35 +6,37 @@ from __future__ import annotations
 import builtins
 import secrets
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from types import TracebackType
 from typing import Self
 
 import msgspec
 from typing_extensions import override
 
-from dsec.base.errors import DsecError, InternalError, Unsupported
-from dsec.sdk._answers import error_of, stream_error
+from dsec.base.errors import Unsupported
 from dsec.sdk._config import find_credentials
-from dsec.sdk._http import ConnectionFailed, Request, parse_address
-from dsec.sdk._patience import Patience
-from dsec.sdk._sync.call import Caller, EventStream, Lines
+from dsec.sdk._http import parse_address
+from dsec.sdk._sync.call import Caller
 from dsec.sdk._sync.environments import Environments
 from dsec.sdk._sync.images import Images
+from dsec.sdk._sync.jobs import Jobs
 from dsec.sdk._sync.layers import Layers
-from dsec.sdk._sync.sandbox import Sandbox, segment
+from dsec.sdk._sync.replay import Replay
+from dsec.sdk._sync.sandbox import Batch, Sandbox, segment
+from dsec.sdk._sync.snapshots import Snapshots
+from dsec.sdk._sync.state import Trajectory
 from dsec.sdk._sync.store import SharedStore
 from dsec.sdk._sync.transport import Transport, network
 from dsec.sdk.models import DSecContainerRunArgs, sandbox_spec
-from dsec.wire.public_v1 import BatchItem, CreateBatch, NodeView, SandboxList, Version
-from dsec.wire.sandbox import SandboxView, StreamError
+from dsec.sdk.replaying import first_spec
+from dsec.wire.public_v1 import CreateBatch, NodeView, SandboxList, Version
+from dsec.wire.sandbox import SandboxView
 
 API = "v1"
 CREATE_TIMEOUT_S = 120.0
 UNREACHABLE_S = 60.0
 OPEN_UNREACHABLE_S = 5.0
 PAGE = 500
-_BATCH_LINE: msgspec.json.Decoder[BatchItem] = msgspec.json.Decoder(BatchItem)
-_OTHER_LINE: msgspec.json.Decoder[StreamError] = msgspec.json.Decoder(StreamError)
 
 
 class DSecClient:
@@ -66,6 +68,8 @@ class DSecClient:
         self.layers = Layers(self._caller)
         self.environments = Environments(self._caller)
         self.store = SharedStore(self._caller)
+        self.snapshots = Snapshots(self._caller)
+        self.jobs = Jobs(self._caller)
 
     @override
     def __repr__(self) -> str:
@@ -182,6 +186,34 @@ class DSecClient:
         )
         return Batch(self._caller, request, count, self._caller.patience(timeout))
 
+    def restore(
+        self,
+        name: str,
+        args: DSecContainerRunArgs | None = None,
+        timeout: float = CREATE_TIMEOUT_S,
+        *,
+        idempotency_key: str | None = None,
+    ) -> Sandbox:
+        """Start a sandbox that begins with the files of a snapshot of your project.
+
+        Args:
+            name: of the snapshot.
+            args: what it is to be; its image is the snapshot's, whatever it says. None: the usual.
+            timeout: seconds, as for `run_container`.
+            idempotency_key: as for `run_container`.
+
+        Raises:
+            NotFound: there is no such snapshot.
+            PermissionDenied: it was packed with residue, by somebody else.
+        """
+        image = (self.snapshots.get(name)).image
+        wanted = args or DSecContainerRunArgs(container_image=image)
+        return self.run_container(
+            replace(wanted, container_image=image),
+            timeout,
+            idempotency_key=idempotency_key,
+        )
+
     def get(self, sandbox_id: str) -> Sandbox:
         """A handle on a sandbox.
 
@@ -191,11 +223,26 @@ class DSecClient:
         request = self._caller.request("GET", f"/v1/sandboxes/{segment(sandbox_id)}")
         return Sandbox(self._caller, self._caller.call(request, SandboxView))
 
+    def trajectory(
+        self,
+        sandbox_id: str,
+        since: int = 1,
+        until: int | None = None,
+        ops: Sequence[str] = (),
+    ) -> Trajectory:
+        """What has happened in a sandbox, to iterate over; see `Sandbox.trajectory`.
+
+        For one that is over and forgotten by all but its record.
+        """
+        path = f"/v1/sandboxes/{segment(sandbox_id)}/trajectory"
+        return Trajectory(self._caller, path, since, until, ops)
+
     def list(
         self,
         labels: Mapping[str, str] | None = None,
         states: Sequence[str] | None = None,
         limit: int | None = None,
+        job: str | None = None,
     ) -> builtins.list[SandboxView]:
         """Your sandboxes, newest first.
 
@@ -203,6 +250,7 @@ class DSecClient:
             labels: only those with all of these.
             states: only those in one of these, e.g. ["running"].
             limit: no more than these many; None: all.
+            job: only those of this job.
         """
         found: builtins.list[SandboxView] = []
         after = ""
@@ -215,6 +263,7 @@ class DSecClient:
                         "label": [
                             f"{key}={value}" for key, value in (labels or {}).items()
                         ],
+                        "job": job or None,
                         "state": [str(state) for state in states or []],
                         "limit": PAGE
                         if limit is None
@@ -230,83 +279,49 @@ class DSecClient:
                 break
         return found
 
+    def replay(
+        self,
+        sandbox_id: str,
+        *,
+        image: str | None = None,
+        snapshot: str | None = None,
+        until: int | None = None,
+        timeout: float = CREATE_TIMEOUT_S,
+    ) -> Replay:
+        """Do again, in a fresh sandbox, what was recorded of another one, which may be over.
+
+        Iterate over the answer to do the steps, then `compare()`. Commands and changes of files are
+        done again, one after the other; what is not says why.
+
+        Args:
+            sandbox_id: whose trajectory.
+            image: begin with this image instead of the recorded one.
+            snapshot: begin with this snapshot; of one of the same sandbox, with what came after it.
+            until: `seq` of the last entry to do again; None: all.
+            timeout: seconds for the fresh sandbox to start.
+
+        Raises:
+            NotFound: nothing is known of the sandbox, or how it was made.
+        """
+        entries = [entry for entry in self.trajectory(sandbox_id, until=until)]
+        spec = first_spec(entries)
+        if snapshot is not None:
+            packed = self.snapshots.get(snapshot)
+            image = packed.image
+            if packed.sandbox == sandbox_id:
+                entries = [entry for entry in entries if entry.seq > packed.step]
+        if image is not None:
+            spec = msgspec.structs.replace(spec, image=image)
+        if snapshot is not None:  # its workspace and toolkits are in it
+            spec = msgspec.structs.replace(spec, workspace=None, toolkits=[])
+        key = secrets.token_hex(16)
+        request = self._caller.request("POST", "/v1/sandboxes", body=spec, key=key)
+        patience = self._caller.patience(timeout, max(timeout, self._unreachable_s))
+        view = self._caller.call(request, SandboxView, patience)
+        return Replay(self._caller, view, entries)
+
     def nodes(self) -> builtins.list[NodeView]:
         """The nodes: what each can do and how full it is."""
         return self._caller.call(
             self._caller.request("GET", "/v1/nodes"), builtins.list[NodeView]
         )
-
-
-class Batch(EventStream[Sandbox | DsecError]):
-    """The sandboxes of a batch, in order of completion.
-
-    A connection that breaks is made again: the same key gets the same sandboxes, and those given
-    out already are left out.
-    """
-
-    def __init__(
-        self, caller: Caller, request: Request, count: int, patience: Patience
-    ) -> None:
-        self._caller = caller
-        self._request = request
-        self._count = count
-        self._patience = patience
-        self._lines: Lines | None = None
-        self._seen: set[int] = set()
-
-    @override
-    def __next__(self) -> Sandbox | DsecError:
-        """The next sandbox, or why one of them could not be started."""
-        while len(self._seen) < self._count:
-            try:
-                line = self._line()
-            except ConnectionFailed as exc:
-                self.close()
-                self._caller.lost(exc, self._request, self._patience)
-                continue
-            item = self._take(line)
-            if item is not None and item.index not in self._seen:
-                self._seen.add(item.index)
-                return self._outcome(item)
-        self.close()
-        raise StopIteration
-
-    def _line(self) -> bytes:
-        if self._lines is None:
-            response = self._caller.open(self._request, self._patience)
-            self._lines = Lines(response, self._patience)
-        line = self._lines.next()
-        if not line:
-            raise ConnectionFailed("the stream ended before the batch did", sent=True)
-        return line
-
-    def _take(self, line: bytes) -> BatchItem | None:
-        try:
-            return _BATCH_LINE.decode(line)
-        except msgspec.ValidationError:
-            pass
-        try:
-            event = _OTHER_LINE.decode(line)
-        except msgspec.ValidationError:
-            return None  # a heartbeat
-        if event.http_status == 503:
-            raise ConnectionFailed(event.message, sent=True)
-        raise stream_error(event)
-
-    def _outcome(self, item: BatchItem) -> Sandbox | DsecError:
-        if item.sandbox is not None:
-            return Sandbox(self._caller, item.sandbox)
-        if item.error is None:
-            return InternalError(
-                "the server said neither sandbox nor error", index=item.index
-            )
-        error = error_of(item.error, 500)
-        error.details["index"] = item.index
-        return error
-
-    @override
-    def close(self) -> None:
-        """Stop listening; sandboxes being started go on."""
-        lines, self._lines = self._lines, None
-        if lines is not None:
-            lines.close()

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TypeVar
 
 import msgspec
@@ -11,7 +12,7 @@ from typing_extensions import override
 from dsec.base.errors import InternalError
 from dsec.sdk import _blocking
 from dsec.sdk._answers import stream_error
-from dsec.sdk._http import ConnectionFailed, Request
+from dsec.sdk._http import ConnectionFailed, QueryValue, Request
 from dsec.sdk._patience import Patience
 from dsec.sdk._sync.call import UPLOAD_S, Body, Caller, EventStream, Lines
 from dsec.sdk.models import ExecResult, exec_result
@@ -160,9 +161,18 @@ class CommandEvents(EventStream[Event]):
 class Command:
     """A command in a sandbox; it goes on whether or not anybody listens."""
 
-    def __init__(self, caller: Caller, sandbox_path: str, view: CommandView) -> None:
+    def __init__(
+        self,
+        caller: Caller,
+        sandbox_path: str,
+        view: CommandView,
+        fed_bytes: int | None = None,
+    ) -> None:
+        """A handle; `fed_bytes` of input were written by this one, None: others may have too."""
         self._caller = caller
         self._path = f"{sandbox_path}/commands/{view.command_id}"
+        self._fed_bytes = fed_bytes
+        self._feeding = _blocking.Lock()
         self.view = view
         """As it was last heard of."""
 
@@ -182,52 +192,84 @@ class Command:
     def write(self, data: bytes | str) -> None:
         """Write to its standard input; returns when the command's pipe has taken it.
 
+        Each byte says where in the input it belongs, so that what is sent again is taken once. A
+        handle from `sandbox.command` does not know where its bytes belong: they are sent once.
+
         Raises:
-            Conflict: it was not started with stdin="pipe", or its input is closed.
-            Unavailable: the connection was lost in the middle; part of `data` may have arrived.
+            Conflict: it was not started with stdin="pipe", its input is closed, or somebody else
+                wrote to it.
+            Unavailable: the connection stayed lost; part of `data` may have arrived. With a handle
+                from `start`, write the same again.
         """
         raw = data.encode() if isinstance(data, str) else data
         if raw:
-            self._caller.do(self._stdin(raw, eof=False))
+            with self._feeding:
+                self._caller.do(self._stdin(raw, eof=False))
+                self._took(len(raw))
 
     def write_from(
-        self, source: Body, *, eof: bool = True, timeout: float | None = None
+        self,
+        source: Body,
+        *,
+        eof: bool = True,
+        timeout: float | None = None,
+        again: bool = False,
     ) -> None:
-        """Stream to its standard input; `source` makes the iterator of chunks."""
-        request = self._caller.upload(
-            "POST",
-            f"{self._path}/stdin",
-            {"eof": 1 if eof else None},
-            repeatable=False,
-            kind="application/octet-stream",
-        )
-        patience = self._caller.patience(timeout)
-        response = self._caller.open(request, patience, source)
-        response.close()
+        """Stream to its standard input.
+
+        Args:
+            source: makes the iterator of chunks.
+            eof: end its input after them.
+            timeout: seconds for all of it; None: as long as it takes.
+            again: `source` gives the same bytes each time it is called, so that they can be sent
+                again after a lost connection.
+
+        Raises:
+            Conflict, Unavailable: as for `write`.
+        """
+        with self._feeding:
+            request = self._caller.upload(
+                "POST",
+                f"{self._path}/stdin",
+                self._place(eof=eof),
+                repeatable=again and self._fed_bytes is not None,
+                kind="application/octet-stream",
+            )
+            counted = _Counted(source)
+            patience = self._caller.patience(timeout)
+            response = self._caller.open(request, patience, counted.chunks)
+            response.close()
+            self._took(counted.size_bytes)
 
     def close_stdin(self) -> None:
         """End its standard input."""
-        self._caller.do(self._stdin(b"", eof=True))
+        with self._feeding:
+            self._caller.do(self._stdin(b"", eof=True))
 
     def _stdin(self, data: bytes, *, eof: bool) -> Request:
-        query = {"eof": 1 if eof else None}
-        # Sent twice it would be read twice; the end alone may be said twice.
+        # Without a place, what is sent twice would be read twice; the end alone may be said twice.
         return self._caller.request(
             "POST",
             f"{self._path}/stdin",
-            query,
+            self._place(eof=eof),
             data,
-            repeatable=not data,
+            repeatable=not data or self._fed_bytes is not None,
             patience_s=UPLOAD_S,
         )
+
+    def _place(self, *, eof: bool) -> dict[str, QueryValue]:
+        return {"eof": 1 if eof else None, "offset": self._fed_bytes}
+
+    def _took(self, size_bytes: int) -> None:
+        if self._fed_bytes is not None:
+            self._fed_bytes += size_bytes
 
     def signal(self, name: str) -> None:
         """Send a signal by name, e.g. "INT", to its foreground process group."""
         query = {"signal": name.removeprefix("SIG")}
+        key = self._caller.new_key()
         self._caller.do(
-            self._caller.request(
-                "POST", f"{self._path}/signal", query, repeatable=False
-            )
+            self._caller.request("POST", f"{self._path}/signal", query, key=key)
         )
 
     def resize(self, rows: int, cols: int) -> None:
@@ -263,6 +305,21 @@ class Command:
             self._caller.request("DELETE", self._path), CommandView
         )
         return self.view
+
+
+class _Counted:
+    """Chunks, and how many bytes they were when last sent."""
+
+    def __init__(self, source: Body) -> None:
+        self._source = source
+        self.size_bytes = 0
+
+    def chunks(self) -> Iterator[bytes]:
+        """From the start."""
+        self.size_bytes = 0
+        for data in self._source():
+            self.size_bytes += len(data)
+            yield data
 
 
 def deadline_s(timeout: float | None) -> float:

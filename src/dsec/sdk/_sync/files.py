@@ -315,7 +315,7 @@ class Files:
             user: who shall own it.
             atomic: readers see the old file or the new one, never half of it.
             parents: make missing directories.
-            append: add to the end; never sent twice.
+            append: add to the end.
 
         Raises:
             StorageFull: the disk is full; nothing partial was kept.
@@ -331,20 +331,24 @@ class Files:
             "append": append or None,
             "sha256": source.known_sha256(),
         }
-        again = source.again and not append
         if source.whole is not None:
             request = self._caller.request(
                 "PUT",
                 self._path,
                 query,
                 source.whole,
-                repeatable=again,
+                key=self._caller.new_key(),
                 patience_s=UPLOAD_S,
             )
             info = self._caller.call(request, WireFileInfo)
         else:
             upload = self._caller.upload(
-                "PUT", self._path, query, repeatable=again, kind=BINARY
+                "PUT",
+                self._path,
+                query,
+                repeatable=source.again,
+                kind=BINARY,
+                key=self._caller.new_key(),
             )
             info = self._caller.send_body(upload, source.chunks, WireFileInfo)
         source.verify(info, append=append)
@@ -411,7 +415,7 @@ class Files:
             "user": user,
         }
         request = self._caller.request(
-            "POST", f"{self._path}/mkdir", query, repeatable=parents
+            "POST", f"{self._path}/mkdir", query, key=self._caller.new_key()
         )
         return file_info(self._caller.call(request, WireFileInfo))
 
@@ -435,7 +439,7 @@ class Files:
             "user": user,
         }
         request = self._caller.request(
-            "POST", f"{self._path}/move", query, repeatable=False
+            "POST", f"{self._path}/move", query, key=self._caller.new_key()
         )
         return file_info(self._caller.call(request, WireFileInfo))
 
@@ -453,7 +457,7 @@ class Files:
             "user": user,
         }
         request = self._caller.request(
-            "DELETE", self._path, query, repeatable=recursive, patience_s=UPLOAD_S
+            "DELETE", self._path, query, key=self._caller.new_key(), patience_s=UPLOAD_S
         )
         return (self._caller.call(request, _Removed)).removed
 
@@ -484,7 +488,12 @@ class Files:
     ) -> int:
         query: dict[str, QueryValue] = {"path": remote_path(path), "user": user}
         request = self._caller.upload(
-            "PUT", f"{self._sandbox}/tree", query, repeatable=again, kind=TAR
+            "PUT",
+            f"{self._sandbox}/tree",
+            query,
+            repeatable=again,
+            kind=TAR,
+            key=self._caller.new_key(),
         )
         return (self._caller.send_body(request, body, _Entries)).entries
 

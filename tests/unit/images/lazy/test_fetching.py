@@ -84,6 +84,24 @@ async def test_a_miss_fetches_its_window_in_one_request(tmp_path: Path) -> None:
         assert len(bench.store.requests) == 3
 
 
+async def test_the_first_miss_of_a_window_fetches_little(tmp_path: Path) -> None:
+    bench = Bench(
+        tmp_path, device := sample(16), first_window_bytes=2 * CHUNK, window_bytes=8 * CHUNK
+    )
+    asked = bench.store.requests
+
+    def span(first: int, end: int) -> tuple[int, int]:
+        return device.spans[first][0], sum(size for _, size in device.spans[first:end])
+
+    async with bench.running():
+        await bench.reader().read(3 * CHUNK, CHUNK)
+        await bench.reader().read(7 * CHUNK, CHUNK)  # near the first: the rest of the window
+        assert asked == [span(2, 4), span(0, 8)] or asked == [span(2, 4), span(0, 2), span(4, 8)]
+        del asked[:]
+        await bench.reader().read(8 * CHUNK, CHUNK)  # right behind what is here
+        assert asked == [span(8, 16)]
+
+
 async def test_zeros_are_not_fetched(tmp_path: Path) -> None:
     bench = Bench(tmp_path, device := sample(8, zeros=(0, 1, 2, 3, 5)))
     async with bench.running() as filler:

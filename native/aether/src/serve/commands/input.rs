@@ -1,6 +1,7 @@
 //! Standard input: bytes of a `stdin` stream on their way to a pipe or terminal.
 
 use crate::serve::conn::Op;
+use crate::serve::long;
 use crate::serve::proto::{self, OneCommand, Refusal};
 use crate::serve::server::{Server, Source};
 use crate::sys::poll::Interest;
@@ -24,6 +25,8 @@ pub(crate) struct Input {
 pub(super) struct InputStream {
     pub(super) id: u32,
     eof: bool,
+    /// Bytes it repeats: they were taken before.
+    skip: u64,
     written: u64,
     ended: bool,
 }
@@ -58,28 +61,45 @@ impl Server {
         let key = self.key(&args.command_id)?;
         let Some(command) = self.commands.get_mut(&key) else { return Ok(()) };
         let eof = args.eof.unwrap_or(false);
+        let skip = match args.offset {
+            Some(offset) => command.fed.checked_sub(offset).ok_or_else(|| gap(command.fed))?,
+            None => 0,
+        };
+        let mut superseded = None;
         let op = match &mut command.input {
-            Some(input) if input.stream.is_some() || input.close_when_done => {
-                return Err(Refusal::new(proto::CONFLICT, "its standard input is being written"));
+            Some(input) if input.close_when_done => return Err(being_written()),
+            // Who says where it begins may take over: the other's connection was lost further away.
+            Some(input) if input.stream.is_some() && args.offset.is_none() => {
+                return Err(being_written());
             }
             Some(input) => {
-                input.stream = Some(InputStream { id: stream, eof, written: 0, ended: false });
+                let fresh = InputStream { id: stream, eof, skip, written: 0, ended: false };
+                superseded = input.stream.replace(fresh).map(|old| old.id);
                 Op::Stdin(key)
             }
-            // The end may be said again, so that it can be after a lost connection.
-            None if eof && command.takes_input => Op::ClosedStdin,
+            // What was taken, and the end, may be said again, so that they can be after a lost
+            // connection.
+            None if command.takes_input && (eof || args.offset.is_some()) => Op::ClosedStdin(skip),
             None => return Err(no_input()),
         };
+        if let (Some(conn), Some(old)) = (&mut self.conn, superseded) {
+            conn.refuse(old, &Refusal::cancelled());
+        }
         if let Some(conn) = &mut self.conn {
             conn.open(stream, op);
         }
         Ok(())
     }
 
-    /// DATA for a standard input that is closed already.
-    pub(crate) fn unwanted_input(&mut self, stream: u32) {
-        if let Some(conn) = &mut self.conn {
-            conn.refuse(stream, &no_input());
+    /// DATA for a standard input that is closed already: only what was taken before it was.
+    pub(crate) fn unwanted_input(&mut self, stream: u32, skip: u64, size: usize) {
+        let Some(conn) = &mut self.conn else { return };
+        match skip.checked_sub(long(size)) {
+            Some(left) => {
+                conn.grant(stream, size);
+                conn.become_op(stream, Op::ClosedStdin(left));
+            }
+            None => conn.refuse(stream, &no_input()),
         }
     }
 
@@ -91,11 +111,20 @@ impl Server {
     }
 
     pub(crate) fn input_data(&mut self, key: u64, payload: &[u8]) {
-        let input = self.commands.get_mut(&key).and_then(|c| c.input.as_mut());
-        if let Some(input) = input {
-            input.pending.extend_from_slice(payload);
-            self.feed_input(key);
+        let Some(command) = self.commands.get_mut(&key) else { return };
+        let Some(input) = &mut command.input else { return };
+        let mut fresh = payload;
+        if let (Some(stream), Some(conn)) = (&mut input.stream, &mut self.conn) {
+            let known = payload.len().min(usize::try_from(stream.skip).unwrap_or(usize::MAX));
+            if known > 0 {
+                stream.skip -= long(known);
+                conn.grant(stream.id, known);
+                fresh = payload.get(known..).unwrap_or(&[]);
+            }
         }
+        command.fed += long(fresh.len());
+        input.pending.extend_from_slice(fresh);
+        self.feed_input(key);
     }
 
     pub(crate) fn input_end(&mut self, key: u64) {
@@ -139,7 +168,7 @@ impl Server {
         let empty = input.pending.is_empty();
         let mut close = closed || (empty && input.close_when_done);
         if let (Some(stream), Some(conn)) = (&mut input.stream, &mut self.conn) {
-            stream.written += crate::serve::long(taken);
+            stream.written += long(taken);
             if taken > 0 && !closed {
                 conn.grant(stream.id, taken);
             }
@@ -182,6 +211,15 @@ impl Server {
         }
         Ok(())
     }
+}
+
+fn being_written() -> Refusal {
+    Refusal::new(proto::CONFLICT, "its standard input is being written")
+}
+
+fn gap(fed: u64) -> Refusal {
+    let message = format!("its standard input has taken {fed} bytes; what comes next is missing");
+    Refusal::new(proto::CONFLICT, message).kind("offset")
 }
 
 fn no_input() -> Refusal {

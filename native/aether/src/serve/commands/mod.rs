@@ -62,6 +62,8 @@ pub(super) struct Command {
     pub(super) pipes: [Option<Pipe>; 2],
     /// Whether it was started with a pipe or terminal that `stdin` may write to.
     takes_input: bool,
+    /// Bytes of its standard input that were accepted so far.
+    fed: u64,
     input: Option<Input>,
     report: Option<Pipe>,
     /// Until the child has executed: what a failure is explained with.

@@ -154,6 +154,7 @@ impl Server {
             rings: [Ring::new(limit), Ring::new(limit)],
             pipes: [None, None],
             takes_input: args.pty.is_some() || args.stdin.as_deref() == Some("pipe"),
+            fed: 0,
             input: None,
             report: None,
             exec: None,

@@ -17,6 +17,13 @@ def writes(bounds: Bounds) -> files.Writes:
     return [("cpu.cfs_period_us", str(PERIOD_US)), ("cpu.cfs_quota_us", str(quota))]
 
 
+def class_writes(bounds: Bounds, *, idle: bool) -> files.Writes:
+    """What to write for its class: of its own where there is one (Linux 5.15), else the least weight."""
+    if idle:
+        return [("cpu.idle", "1" if bounds.best_effort else "0")]
+    return [("cpu.shares", "2" if bounds.best_effort else "1024")]
+
+
 def read(directory: Path, readings: Readings) -> None:
     """Fill in what cpuacct knows."""
     readings.cpu_s = files.number(directory / "cpuacct.usage") / 1e9

@@ -7,12 +7,20 @@ from pathlib import Path
 from dsec.linux.cgroup import files
 from dsec.linux.cgroup.interface import Bounds, Readings
 
+METERS = ("memory.limit_in_bytes", "memory.usage_in_bytes", "memory.stat")
+"""Files that tell limit, use, and of what."""
+
 
 def writes(bounds: Bounds, *, memsw: bool) -> files.Writes:
-    """What to write; memsw after the limit, which may never be above it."""
+    """What to write; memsw after the limit, which may never be above it.
+
+    Equal limits keep a sandbox from swapping when it is at its own; the swappiness keeps the host
+    from swapping it out when memory is short, where it has swap for those that are paused.
+    """
     limit = str(bounds.memory_bytes)
     plain = [("memory.limit_in_bytes", limit)]
-    return [*plain, ("memory.memsw.limit_in_bytes", limit)] if memsw else plain
+    no_swap = [("memory.memsw.limit_in_bytes", limit), ("memory.swappiness", "0")]
+    return [*plain, *no_swap] if memsw else plain
 
 
 def read(directory: Path, readings: Readings) -> None:

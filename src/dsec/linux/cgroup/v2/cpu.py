@@ -17,6 +17,13 @@ def writes(bounds: Bounds) -> files.Writes:
     return [("cpu.max", f"{quota} {PERIOD_US}")]
 
 
+def class_writes(bounds: Bounds, *, idle: bool) -> files.Writes:
+    """What to write for its class: of its own where there is one (Linux 5.15), else the least weight."""
+    if idle:
+        return [("cpu.idle", "1" if bounds.best_effort else "0")]
+    return [("cpu.weight", "1" if bounds.best_effort else "100")]
+
+
 def read(directory: Path, readings: Readings) -> None:
     """Fill in the processor time of the group and all below it."""
     readings.cpu_s = files.keyed(directory / "cpu.stat").get("usage_usec", 0) / 1e6

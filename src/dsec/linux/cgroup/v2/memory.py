@@ -7,6 +7,9 @@ from pathlib import Path
 from dsec.linux.cgroup import files
 from dsec.linux.cgroup.interface import Bounds, Readings
 
+METERS = ("memory.max", "memory.current", "memory.stat")
+"""Files that tell limit, use, and of what."""
+
 
 def writes(bounds: Bounds, *, swap: bool) -> files.Writes:
     """What to write. `memory.swap.max` is there where the kernel has swap support."""

@@ -1,0 +1,132 @@
+"""The sandboxes of a job: find them on all nodes, and do one thing to each."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Literal, assert_never
+
+import anyio
+import anyio.abc
+
+from dsec.base.errors import DeadlineExceeded, DsecError, NotFound, SandboxGone
+from dsec.base.ids import NodeId, ProjectId, SandboxId, sandbox_id
+from dsec.base.states import FINAL, SandboxState
+from dsec.control.edges import Edges
+from dsec.control.listing import ask_all
+from dsec.kit.http import error_body
+from dsec.wire.edge_v1 import EdgeApi, ListFilter
+from dsec.wire.public_v1 import JobItem
+from dsec.wire.sandbox import SandboxView
+
+Verb = Literal["pause", "resume", "reap"]
+Order = tuple[SandboxId, Verb]
+
+AT_ONCE = 32
+"""Sandboxes of one job in work at a time: a job of thousands must not starve single requests."""
+ACT_TIMEOUT_S = 300.0
+LIVE = [state.value for state in SandboxState if state not in FINAL]
+
+
+@dataclass(frozen=True, slots=True)
+class Members:
+    """Sandboxes that are not over, and the nodes whose are missing from them."""
+
+    views: list[SandboxView]
+    silent: list[NodeId]
+    unheard: int
+    """Nodes that have not said yet what they are called."""
+
+    @property
+    def complete(self) -> bool:
+        """Whether all nodes have answered."""
+        return not self.silent and not self.unheard
+
+
+async def find_members(edges: Edges, project: ProjectId, job: str = "") -> Members:
+    """The sandboxes of one job of a project, or of any.
+
+    Raises:
+        Unavailable: no node answers.
+    """
+    wanted = ListFilter(project=project, job=job, states=LIVE)
+    views, silent = await ask_all(edges, wanted)
+    mine = [view for view in views if view.project == project and (view.job == job or not job)]
+    return Members(mine, silent, edges.unheard())
+
+
+@asynccontextmanager
+async def carried_out(
+    edges: Edges, orders: Sequence[Order], first: Sequence[JobItem] = ()
+) -> AsyncIterator[AsyncIterator[JobItem]]:
+    """Carry out orders, some at a time; within the context, items come as each is done.
+
+    Leaving the context early gives up those not asked for yet.
+
+    Args:
+        edges: the fleet.
+        orders: what to do to which sandbox.
+        first: items that are known already.
+    """
+    pending = iter(orders)
+    # A slow reader holds the workers up.
+    send, receive = anyio.create_memory_object_stream[JobItem](AT_ONCE)
+
+    async def worker(done: anyio.abc.ObjectSendStream[JobItem]) -> None:
+        async with done:
+            for sandbox, verb in pending:
+                await done.send(await _item(edges, sandbox, verb))
+
+    async def known(done: anyio.abc.ObjectSendStream[JobItem]) -> None:
+        async with done:
+            for item in first:
+                await done.send(item)
+
+    async with anyio.create_task_group() as group, receive:
+        async with send:
+            group.start_soon(known, send.clone())
+            for _ in range(min(AT_ONCE, len(orders))):
+                group.start_soon(worker, send.clone())
+        yield receive
+        group.cancel_scope.cancel()
+
+
+def orders_for(views: Sequence[SandboxView], verb: Verb) -> list[Order]:
+    """The same for all of them."""
+    return [(sandbox_id(view.id), verb) for view in views]
+
+
+async def _item(edges: Edges, sandbox: SandboxId, verb: Verb) -> JobItem:
+    try:
+        api = edges.of(sandbox).api
+        with anyio.fail_after(ACT_TIMEOUT_S):
+            return JobItem(id=sandbox, sandbox=await _act(api, sandbox, verb))
+    except TimeoutError:
+        late = DeadlineExceeded(f"{verb} of {sandbox} took over {ACT_TIMEOUT_S:.0f} s")
+        return JobItem(id=sandbox, error=error_body(late).error)
+    except DsecError as exc:
+        return JobItem(id=sandbox, error=error_body(exc).error)
+
+
+async def _act(api: EdgeApi, sandbox: SandboxId, verb: Verb) -> SandboxView | None:
+    try:
+        match verb:
+            case "pause":
+                return await api.pause(sandbox)
+            case "resume":
+                return await api.resume(sandbox)
+            case "reap":
+                return await api.stop(sandbox)
+            case _:
+                assert_never(verb)
+    except (SandboxGone, NotFound):
+        return await _over(api, sandbox)
+
+
+async def _over(api: EdgeApi, sandbox: SandboxId) -> SandboxView | None:
+    """It has ended meanwhile: nothing is left to be done to it."""
+    try:
+        return await api.get(sandbox)
+    except NotFound:
+        return None

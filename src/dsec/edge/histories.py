@@ -1,0 +1,114 @@
+"""What had happened in a sandbox before a snapshot of it: the beginning of its trajectory, kept.
+
+    <state>/histories/<project>/<name>/<sandbox>.<step>
+
+A sandbox restored from the snapshot begins with these entries as its own. They are on the node that
+packed it; elsewhere a restored sandbox begins with none. Blocks: call it in threads.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from urllib.parse import quote, unquote
+
+from dsec.base.errors import NotFound
+from dsec.kit.blocking import in_thread
+from dsec.trajectory.inherit import inherit
+from dsec.wire.sandbox import SnapshotView
+
+logger = logging.getLogger("dsec.edge.histories")
+
+TRAJECTORY = "trajectory"
+"""Of a sandbox, in its own directory."""
+
+
+class Histories:
+    """The histories of a node's snapshots."""
+
+    def __init__(self, state: Path) -> None:
+        self._root = state / "histories"
+
+    def prepare(self) -> None:
+        """Make the directory, and drop what a crash left half written."""
+        self._root.mkdir(mode=0o700, exist_ok=True)
+        for scratch in self._root.glob(".*"):
+            scratch.unlink(missing_ok=True)
+
+    def scratch(self, name: str) -> Path:
+        """Where the history of a fork under way is; no snapshot's."""
+        return self._root / f".{name}"
+
+    def keep(self, trajectory: Path, project: str, name: str, sandbox: str, step: int) -> None:
+        """Keep the first entries of a sandbox's trajectory for a snapshot.
+
+        Raises:
+            OSError: it cannot be written. FileNotFoundError: the trajectory is not there any more.
+        """
+        target = self._directory(project, name) / f"{sandbox}.{step}"
+        target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if target.exists():
+            return  # the same step of the same sandbox: the same entries
+        unfinished = self.scratch(f"{sandbox}.{step}")
+        unfinished.unlink(missing_ok=True)
+        copy_history(trajectory, step, unfinished)
+        if step:
+            unfinished.replace(target)
+
+    def find(self, snapshot: SnapshotView) -> Path | None:
+        """The history of a snapshot, if it was packed here."""
+        path = self._directory(snapshot.project, snapshot.name) / _file(snapshot)
+        return path if path.exists() else None
+
+    def forget(self, project: str, name: str, but: SnapshotView | None = None) -> None:
+        """Remove what is kept under a name, except for the snapshot that has it now."""
+        directory = self._directory(project, name)
+        for file in [*directory.iterdir()] if directory.exists() else []:
+            if but is None or file.name != _file(but):
+                file.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            directory.rmdir()
+            directory.parent.rmdir()
+
+    def names(self) -> list[tuple[str, str]]:
+        """Project and name of all snapshots there is something of."""
+        return [
+            (unquote(directory.parent.name), unquote(directory.name))
+            for directory in sorted(self._root.glob("[!.]*/*"))
+        ]
+
+    def _directory(self, project: str, name: str) -> Path:
+        return self._root / _quoted(project) / _quoted(name)
+
+
+def copy_history(trajectory: Path, step: int, target: Path) -> None:
+    """Begin a trajectory with the first entries of another; none at all make no file. Blocking.
+
+    Raises:
+        FileNotFoundError: it has not that many. OSError: it cannot be written.
+    """
+    if step and inherit(trajectory, step, target) < step:
+        target.unlink(missing_ok=True)
+        raise FileNotFoundError(f"{trajectory} has no {step} entries")
+
+
+def _quoted(text: str) -> str:
+    return quote(text, safe="").replace(".", "%2E")  # no way up, and nothing hidden
+
+
+def _file(snapshot: SnapshotView) -> str:
+    return f"{snapshot.sandbox}.{snapshot.step}"
+
+
+async def sweep_histories(
+    histories: Histories, find: Callable[[str, str], Awaitable[SnapshotView]]
+) -> None:
+    """Remove what belongs to no snapshot: a crash came between the two, or another way removed it."""
+    for project, name in await in_thread("disk", histories.names):
+        try:
+            known: SnapshotView | None = await find(project, name)
+        except NotFound:
+            known = None
+        await in_thread("disk", histories.forget, project, name, known)

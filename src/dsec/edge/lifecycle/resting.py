@@ -1,0 +1,100 @@
+"""What a pause and its end ask of the backend, each part within its time."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterator
+
+import anyio
+import msgspec
+
+from dsec.base.errors import DsecError, InternalError
+from dsec.edge.backends.interface import Backend
+from dsec.edge.channel import AetherChannel
+from dsec.edge.record import SandboxRecord
+from dsec.wire.sandbox import Pause
+
+logger = logging.getLogger("dsec.edge.resting")
+
+HOLD_DEADLINE_S = 1.0
+FREEZE_DEADLINE_S = 10.0
+RECLAIM_DEADLINE_S = 300.0
+"""Gigabytes may have to go to a slow disk, after others of the same job."""
+
+
+async def hold(channel: AetherChannel) -> None:
+    """Have no time count from now on, here and in aether, which ends commands by the same clock.
+
+    The kernel's clocks go on while a sandbox is frozen: without this, what has a minute to run would
+    be killed on waking from an hour's pause. An aether that does not know of it is not held up by it.
+    """
+    channel.hold()
+    with anyio.move_on_after(HOLD_DEADLINE_S), contextlib.suppress(DsecError):
+        await channel.call("hold")
+
+
+async def release(channel: AetherChannel) -> None:
+    """Have time count again. A new connection does it by itself."""
+    channel.release()
+    with anyio.move_on_after(HOLD_DEADLINE_S), contextlib.suppress(DsecError):
+        await channel.call("release")
+
+
+async def freeze(backend: Backend, record: SandboxRecord) -> None:
+    """Stop all its processes.
+
+    Raises:
+        Unsupported: this host cannot. InternalError: some of it does not stand still.
+    """
+    with _within(FREEZE_DEADLINE_S, "it did not stand still"):
+        await backend.freeze(record)
+
+
+async def thaw(backend: Backend, record: SandboxRecord) -> None:
+    """Let them go on.
+
+    Raises:
+        InternalError: it cannot.
+    """
+    with _within(FREEZE_DEADLINE_S, "it was not let go on"):
+        await backend.thaw(record)
+
+
+async def rest(backend: Backend, record: SandboxRecord) -> Pause:
+    """Freeze it and take back its memory; raises as `freeze`."""
+    await freeze(backend, record)
+    with _within(RECLAIM_DEADLINE_S, "its memory was not given back"):
+        return await backend.reclaim(record)
+
+
+async def refill(backend: Backend, record: SandboxRecord) -> None:
+    """Bring its memory back while it runs already; nobody waits for it."""
+    try:
+        await backend.refill(record)
+    except Exception as exc:  # noqa: BLE001 - what is not brought back comes when it is touched
+        logger.warning("not refilled", extra={"sandbox_id": record.id, "error": str(exc)})
+
+
+async def find(backend: Backend, record: SandboxRecord) -> None:
+    """See that a frozen sandbox is there: its socket listens, though nobody answers.
+
+    Raises:
+        SandboxGone: it has died.
+    """
+    with _within(FREEZE_DEADLINE_S, "it was not found"):
+        await (await backend.connect(record)).aclose()
+
+
+def said(pause: Pause | None) -> str:
+    """What the journal keeps of a pause."""
+    return msgspec.json.encode(pause).decode()
+
+
+@contextlib.contextmanager
+def _within(seconds: float, otherwise: str) -> Iterator[None]:
+    try:
+        with anyio.fail_after(seconds):
+            yield
+    except TimeoutError:
+        raise InternalError(f"{otherwise} in {seconds:.0f} s") from None

@@ -1,0 +1,55 @@
+"""Which requests are operations on a sandbox, and what a trajectory calls them.
+
+Commands are recorded by themselves (`recording_commands`); a look from outside is none at all.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+S = "/v1/sandboxes/{id}"
+E = "/edge/v1/sandboxes/{id}"
+ONE = f"{S}/commands/{{cid}}"
+
+
+class Op(NamedTuple):
+    """An operation."""
+
+    name: str
+    again: bool = True
+    """Whether it may be done a second time when nobody knows how the first one ended."""
+    replayed: bool = True
+    """Whether a repeat under its idempotency key is answered from the record. One that is not has
+    its own way of doing the same thing once, or changes nothing."""
+
+
+STOP, PAUSE, RESUME = Op("stop", replayed=False), Op("pause"), Op("resume")
+OPS = {
+    ("POST", f"{ONE}/stdin"): Op("command.stdin", again=False),
+    ("POST", f"{ONE}/signal"): Op("command.signal", again=False),
+    ("POST", f"{ONE}/resize"): Op("command.resize"),
+    ("DELETE", ONE): Op("command.kill"),
+    ("POST", f"{S}/sessions"): Op("session.open"),
+    ("DELETE", f"{S}/sessions/{{sid}}"): Op("session.close"),
+    ("GET", f"{S}/files"): Op("file.read", replayed=False),
+    ("PUT", f"{S}/files"): Op("file.write"),
+    ("DELETE", f"{S}/files"): Op("file.remove", again=False),
+    ("GET", f"{S}/files/stat"): Op("file.stat", replayed=False),
+    ("GET", f"{S}/files/list"): Op("file.list", replayed=False),
+    ("POST", f"{S}/files/mkdir"): Op("file.mkdir", again=False),
+    ("POST", f"{S}/files/move"): Op("file.move", again=False),
+    ("GET", f"{S}/files/watch"): Op("file.watch", replayed=False),
+    ("GET", f"{S}/tree"): Op("tree.read", replayed=False),
+    ("PUT", f"{S}/tree"): Op("tree.write"),
+    ("GET", f"{S}/processes"): Op("processes", replayed=False),
+    ("DELETE", S): STOP,
+    ("DELETE", E): STOP,
+    ("POST", f"{S}/pause"): PAUSE,
+    ("POST", f"{E}/pause"): PAUSE,
+    ("POST", f"{S}/resume"): RESUME,
+    ("POST", f"{E}/resume"): RESUME,
+    ("PATCH", S): Op("resize"),
+    ("POST", f"{S}/pack"): Op("pack", again=False),
+    ("POST", f"{S}/fork"): Op("fork", replayed=False),
+}
+PORT = Op("port.open", replayed=False)

@@ -1,0 +1,171 @@
+"""What programs in a sandbox are told of their limits, by the helper alone: no edge, no trust."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dsec.wire.launch import CgroupDir, LaunchSpec, Meters
+from tests.kernel.test_launch import (
+    Box,
+    Launcher,
+    Node,
+    aether,
+    aether_that_fails,
+    cgroup_mount,
+    end,
+    launcher,
+    layer,
+    node,
+    probe,
+    wait_until,
+)
+
+__all__ = ["aether", "aether_that_fails", "launcher", "layer", "node", "probe"]
+pytestmark = pytest.mark.needs_root
+MIB = 1 << 20
+ONLINE = "/sys/devices/system/cpu/online"
+
+
+@pytest.fixture
+def memory(node: Node) -> Iterator[Path]:
+    """A directory of the memory hierarchy, for this test's sandboxes."""
+    place = cgroup_mount("cgroup", "memory") / node.v2.name
+    place.mkdir()
+    yield place
+    for child in place.iterdir():
+        if child.is_dir():
+            child.rmdir()
+    place.rmdir()
+
+
+def truthful(node: Node, memory: Path, limit_mib: int = 64) -> LaunchSpec:
+    """A sandbox with a limit of memory, on the first processor, that is shown both."""
+    spec = node.spec(cpus=[0])
+    group = memory / spec.id
+    writes = [("memory.limit_in_bytes", str(limit_mib * MIB))]
+    spec.cgroups.append(CgroupDir(path=str(group), writes=writes))
+    spec.work_v1.append(f"{group}/tasks")
+    spec.meters = Meters(
+        memory_limit=f"{group}/memory.limit_in_bytes",
+        memory_usage=f"{group}/memory.usage_in_bytes",
+        memory_stat=f"{group}/memory.stat",
+        cpu_time=str(Path(spec.work_v2) / "cpu.stat"),
+    )
+    return spec
+
+
+def meminfo(box: Box) -> dict[str, int]:
+    lines = (line.split() for line in box.read("/proc/meminfo").splitlines())
+    return {words[0].rstrip(":"): int(words[1]) for words in lines}
+
+
+def test_the_limit_is_the_memory_there_is(node: Node, launcher: Launcher, memory: Path) -> None:
+    spec = truthful(node, memory)
+    box = Box(spec, launcher.launch(spec))
+    told = meminfo(box)
+    assert told["MemTotal"] == 64 * 1024
+    assert 0 < told["MemFree"] <= told["MemAvailable"] <= told["MemTotal"]
+    (memory / spec.id / "memory.limit_in_bytes").write_text(str(128 * MIB))
+    wait_until(lambda: meminfo(box)["MemTotal"] == 128 * 1024, lambda: meminfo(box))
+    end(box, launcher, node)
+
+
+def test_the_processors_it_runs_on_are_all_there_are(
+    node: Node, launcher: Launcher, memory: Path
+) -> None:
+    spec = truthful(node, memory)
+    box = Box(spec, launcher.launch(spec))
+    assert box.read(ONLINE) == "0\n"
+    listed = box.read("/proc/cpuinfo")
+    assert [line for line in listed.splitlines() if line.startswith("processor")] == [
+        "processor\t: 0"
+    ]
+    names = [line.split()[0] for line in box.read("/proc/stat").splitlines()]
+    assert names[:3] == ["cpu", "cpu0", "intr"]
+    assert "Cpus_allowed_list:\t0\n" in box.read("/proc/self/status")
+    end(box, launcher, node)
+
+
+def test_without_meters_nothing_is_mounted(node: Node, launcher: Launcher) -> None:
+    spec = node.spec()
+    box = Box(spec, launcher.launch(spec))
+    assert " fuse " not in box.read("/proc/self/mountinfo")
+    assert meminfo(box)["MemTotal"] == _host_memory_kb()
+    end(box, launcher, node)
+
+
+def _host_memory_kb() -> int:
+    return int(Path("/proc/meminfo").read_text().split()[1])
+
+
+def test_everybody_may_read_and_nobody_write(node: Node, launcher: Launcher, memory: Path) -> None:
+    spec = truthful(node, memory)
+    box = Box(spec, launcher.launch(spec))
+    code, output = box.run("/bin/probe", "cat", "/proc/meminfo", user="user")
+    assert code == 0
+    assert "MemTotal:          65536 kB" in output
+    for path in ("/proc/meminfo", "/proc/stat", ONLINE):
+        said = box.probe("write", path, "x")
+        assert said["write"] != "0", (path, said)
+    shown = [line for line in box.read("/proc/self/mountinfo").splitlines() if " fuse " in line]
+    assert [line.split()[4] for line in shown] == [
+        "/proc/meminfo",
+        "/proc/cpuinfo",
+        "/proc/stat",
+        ONLINE,
+    ]
+    assert all(line.split()[5].startswith("ro,nosuid,nodev,noexec") for line in shown)
+    end(box, launcher, node)
+
+
+@pytest.mark.adversarial
+def test_neither_device_nor_control_files_are_to_be_had_inside(
+    node: Node, launcher: Launcher, memory: Path
+) -> None:
+    spec = truthful(node, memory)
+    box = Box(spec, launcher.launch(spec))
+    assert box.probe("cat", "/dev/fuse") == {"open": "ENOENT"}
+    assert box.probe("attack")["fds_of_1"] == "EACCES"
+    held = {entry.readlink().name for entry in Path(f"/proc/{box.pid}/fd").iterdir()}
+    assert {"fuse", "memory.stat", "cpu.stat"} <= held
+    assert "fuse" not in str(box.probe("list", "/proc/self/fd"))
+    end(box, launcher, node)
+
+
+def test_a_killed_sandbox_takes_its_file_system_along(
+    node: Node, launcher: Launcher, memory: Path
+) -> None:
+    """Also while somebody reads: nothing waits for an answer that never comes."""
+    before = connections()
+    spec = truthful(node, memory)
+    box = Box(spec, launcher.launch(spec))
+    (added,) = connections() - before
+    assert meminfo(box)["MemTotal"] == 64 * 1024
+    end(box, launcher, node)
+    wait_until(lambda: added not in connections(), lambda: added)
+
+
+def connections() -> set[str]:
+    """Devices of all FUSE file systems of this host, by what is mounted of each anywhere."""
+    found = set()
+    for table in Path("/proc").glob("[0-9]*/mountinfo"):
+        with contextlib.suppress(OSError):
+            lines = table.read_text().splitlines()
+            found |= {line.split()[2] for line in lines if " - fuse limits " in line}
+    return found
+
+
+@pytest.mark.parametrize("step", ["open meters", "show truth", "run on processors"])
+def test_a_step_that_fails_leaves_nothing(
+    node: Node, aether_that_fails: Path, memory: Path, step: str
+) -> None:
+    launcher = Launcher(aether_that_fails, AETHER_FAIL_AT=step)
+    spec = truthful(node, memory)
+    reply = launcher.launch(spec)
+    assert (reply.pid, reply.step) == (0, step), reply
+    assert node.left(spec) == []
+    assert launcher.close() == 0

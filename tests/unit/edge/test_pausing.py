@@ -1,0 +1,260 @@
+"""Pausing on a simulated host: transitions, who waits for them, and what a crash leaves."""
+
+from __future__ import annotations
+
+import anyio
+import pytest
+
+from dsec.base.errors import CapacityUnavailable, InternalError, SandboxGone
+from dsec.base.states import SandboxState, StopReason
+from dsec.edge import commands
+from dsec.edge.admission import AdmissionLimits
+from dsec.edge.lifecycle.owner import Owner
+from dsec.edge.service import EdgeService
+from dsec.wire.sandbox import CommandSpec
+from tests.unit.edge.node import Node, request
+
+S = SandboxState
+
+
+async def run(owner: Owner, *argv: str) -> int | None:
+    return (await commands.run(owner, CommandSpec(argv=list(argv)))).exit_code
+
+
+async def made(edge: EdgeService, **spec: object) -> Owner:
+    view = await edge.create(request(**spec))
+    return await edge.owner(view.id)
+
+
+async def test_a_paused_sandbox_is_seen_paused_and_goes_on(node: Node) -> None:
+    async with node.edge() as edge:
+        owner = await made(edge)
+        view = await edge.pause(owner.record.id)
+        assert (view.state, view.pause is not None) == (S.PAUSED, True)
+        again = await edge.pause(owner.record.id)
+        assert again.pause == view.pause
+        view = await edge.resume(owner.record.id)
+        assert (view.state, view.pause) == (S.RUNNING, None)
+        assert (await edge.resume(owner.record.id)).state is S.RUNNING
+        assert await run(owner, "true") == 0
+
+
+async def test_looking_at_it_does_not_wake_it(node: Node) -> None:
+    async with node.edge() as edge:
+        owner = await made(edge)
+        await edge.pause(owner.record.id)
+        await edge.usage(owner.record.id)
+        assert (await edge.get(owner.record.id)).state is S.PAUSED
+
+
+async def test_whatever_is_asked_of_it_wakes_it(node: Node) -> None:
+    async with node.edge() as edge:
+        owner = await made(edge)
+        await edge.pause(owner.record.id)
+        assert await edge.owner(owner.record.id) is owner
+        assert owner.state is S.RUNNING
+        await edge.pause(owner.record.id)
+        assert await run(owner, "true") == 0  # had been found before the pause
+        assert owner.state is S.RUNNING
+
+
+async def test_a_command_in_flight_waits_with_the_sandbox(node: Node) -> None:
+    async with node.edge() as edge, anyio.create_task_group() as group:
+        owner = await made(edge)
+        codes: list[int | None] = []
+
+        async def work() -> None:
+            codes.append(await run(owner, "sleep", "0.1"))
+
+        living = node.host.sandboxes[owner.record.id].table.living
+        group.start_soon(work)
+        while not living:
+            await anyio.lowlevel.checkpoint()
+        await edge.pause(owner.record.id)
+        while living:  # noqa: ASYNC110 - the simulation says it by no event, and its clock must move
+            await anyio.sleep(0.01)
+        await anyio.wait_all_tasks_blocked()
+        assert codes == []
+        await edge.resume(owner.record.id)
+    assert codes == [0]
+
+
+async def test_who_comes_while_it_is_being_paused_waits_and_wakes_it(node: Node) -> None:
+    async with node.edge() as edge, anyio.create_task_group() as group:
+        owner = await made(edge)
+        gate = node.faults.hold("reclaim")
+        codes: list[int | None] = []
+
+        async def work() -> None:
+            codes.append(await run(owner, "true"))
+
+        group.start_soon(edge.pause, owner.record.id)
+        await anyio.wait_all_tasks_blocked()
+        assert owner.state is S.PAUSING
+        group.start_soon(work)
+        group.start_soon(edge.resume, owner.record.id)
+        await anyio.wait_all_tasks_blocked()
+        assert codes == []
+        gate.set()
+        with anyio.fail_after(5):
+            while not codes:
+                await anyio.wait_all_tasks_blocked()
+        assert (codes, owner.state) == ([0], S.RUNNING)
+
+
+async def test_a_pause_that_fails_leaves_it_running(node: Node) -> None:
+    async with node.edge() as edge:
+        owner = await made(edge)
+        node.faults.fail_freezes = 1
+        with pytest.raises(InternalError, match="stand still"):
+            await edge.pause(owner.record.id)
+        assert owner.state is S.RUNNING
+        assert await run(owner, "true") == 0
+        assert (await edge.pause(owner.record.id)).state is S.PAUSED
+
+
+async def test_without_room_it_stays_paused(node: Node) -> None:
+    async with node.edge(limits=AdmissionLimits(memory_floor_bytes=0, max_sandboxes=1)) as edge:
+        owner = await made(edge)
+        with pytest.raises(CapacityUnavailable):
+            await made(edge)
+        await edge.pause(owner.record.id)
+        other = await made(edge)
+        for _ in range(2):
+            with pytest.raises(CapacityUnavailable):
+                await edge.resume(owner.record.id)
+            assert owner.state is S.PAUSED
+        await edge.stop(other.record.id)
+        assert (await edge.resume(owner.record.id)).state is S.RUNNING
+
+
+@pytest.mark.parametrize("where", ["freeze", "reclaim", "thaw", ""])
+async def test_a_stop_works_in_every_state(node: Node, where: str) -> None:
+    async with node.edge() as edge, anyio.create_task_group() as group:
+        owner = await made(edge)
+        if where in ("thaw", ""):
+            await edge.pause(owner.record.id)
+        if where:
+            gate = node.faults.hold(where)
+            change = edge.resume if where == "thaw" else edge.pause
+            group.start_soon(_quietly, change, owner.record.id)
+            await anyio.wait_all_tasks_blocked()
+            assert owner.state in (S.PAUSING, S.RESUMING)
+            group.start_soon(edge.stop, owner.record.id)
+            await anyio.wait_all_tasks_blocked()
+            gate.set()
+            await owner.over.wait()
+        else:
+            await edge.stop(owner.record.id)
+        view = await edge.get(owner.record.id)
+        assert (view.state, view.stop_reason) == (S.STOPPED, StopReason.REQUESTED)
+        assert view.pause is None
+    assert node.host.sandboxes == {}
+
+
+async def _quietly(change: object, sandbox: str) -> None:
+    try:
+        await change(sandbox)  # type: ignore[operator]
+    except SandboxGone:
+        return
+
+
+async def test_its_death_while_paused_is_told(node: Node) -> None:
+    async with node.edge() as edge:
+        owner = await made(edge)
+        await edge.pause(owner.record.id)
+        node.host.kill(owner.record.id, "killed by signal 9")
+        with anyio.fail_after(5):
+            await owner.over.wait()
+        view = await edge.get(owner.record.id)
+        assert (view.state, view.stop_reason) == (S.FAILED, StopReason.DIED)
+        assert view.stop_detail == "killed by signal 9"
+        with pytest.raises(SandboxGone):
+            await edge.resume(owner.record.id)
+
+
+async def test_a_connection_that_breaks_in_a_pause_is_made_again_after_it(node: Node) -> None:
+    async with node.edge() as edge:
+        owner = await made(edge)
+        await edge.pause(owner.record.id)
+        node.host.drop_channel(owner.record.id)
+        with anyio.fail_after(5):
+            while owner.channel is not None:
+                await anyio.wait_all_tasks_blocked()
+        assert owner.state is S.PAUSED
+        assert await run(owner, "true") == 0
+
+
+async def test_a_paused_sandbox_outlives_the_edge_paused(node: Node) -> None:
+    async with node.host.running():
+        async with node.edge() as edge:
+            owner = await made(edge)
+            pause = (await edge.pause(owner.record.id)).pause
+        async with node.edge() as edge:
+            view = await edge.get(owner.record.id)
+            assert (view.state, view.pause) == (S.PAUSED, pause)
+            assert node.host.sandboxes[owner.record.id].frozen
+            assert await run(await edge.owner(owner.record.id), "true") == 0
+
+
+async def test_one_that_died_paused_while_no_edge_looked_is_lost(node: Node) -> None:
+    async with node.host.running():
+        async with node.edge() as edge:
+            owner = await made(edge)
+            await edge.pause(owner.record.id)
+        node.host.kill(owner.record.id)
+        async with node.edge() as edge:
+            view = await edge.get(owner.record.id)
+            assert (view.state, view.stop_reason) == (S.LOST, StopReason.NODE_LOST)
+        assert node.host.sandboxes == {}
+
+
+async def test_fifty_operations_while_it_is_paused_and_resumed(node: Node) -> None:
+    async with node.edge() as edge:
+        owner = await made(edge)
+        codes: list[int | None] = []
+
+        async def work(number: int) -> None:
+            for _ in range(number % 5):
+                await anyio.lowlevel.checkpoint()
+            codes.append(await run(await edge.owner(owner.record.id), "true"))
+
+        async def flap() -> None:
+            for _ in range(20):
+                await edge.pause(owner.record.id)
+                await edge.resume(owner.record.id)
+
+        with anyio.fail_after(30):
+            async with anyio.create_task_group() as group:
+                group.start_soon(flap)
+                for number in range(50):
+                    group.start_soon(work, number)
+        assert codes == [0] * 50
+
+
+async def test_still_freezes_for_a_moment_and_only_then(node: Node) -> None:
+    async with node.edge() as edge:
+        owner = await made(edge)
+        aether = node.host.sandboxes[owner.record.id]
+        async with owner.still():
+            assert (aether.frozen, owner.state) == (True, S.RUNNING)
+        assert not aether.frozen
+        with pytest.raises(ZeroDivisionError):
+            async with owner.still():
+                raise ZeroDivisionError
+        assert not aether.frozen
+        await edge.pause(owner.record.id)
+        async with owner.still():
+            pass
+        assert (aether.frozen, owner.state) == (True, S.PAUSED)
+
+
+async def test_one_left_still_by_a_crash_is_let_go_on(node: Node) -> None:
+    async with node.host.running():
+        async with node.edge() as edge:
+            owner = await made(edge)
+            edge._journal.mark(owner.record.id, "begun", "still")
+            node.host.sandboxes[owner.record.id].freeze()
+        async with node.edge() as edge:
+            assert (await edge.get(owner.record.id)).state is S.RUNNING
+            assert await run(await edge.owner(owner.record.id), "true") == 0

@@ -1,0 +1,124 @@
+"""Residue: what is left out of a packed difference, and what must not be."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from dsec.base.errors import InvalidRequest
+from dsec.images.residue import RULES, Fate, Rule, Sieve
+
+PAGE = Path(__file__).parents[3] / "docs/reference/residue.md"
+
+
+def fate(path: str, text: bytes = b"", sieve: Sieve | None = None) -> Fate:
+    """Of a file, its directories asked about first as whoever packs does."""
+    sieve = sieve or Sieve(clean=True)
+    above = sieve.directory(b"/", Fate.KEPT)
+    *parents, _ = path.encode().strip(b"/").split(b"/")
+    for depth in range(1, len(parents) + 1):
+        above = sieve.directory(b"/" + b"/".join(parents[:depth]), above)
+        if above is Fate.EXCLUDED:
+            return above
+    return sieve.file(path.encode(), above, lambda: text)
+
+
+def example(glob: str) -> str:
+    """A path that a glob matches."""
+    path = re.sub(r"^\*\*/", "/home/me/project/", glob)
+    path = path.replace("**", "a/b").replace("*", "any").replace("?", "p")
+    assert path.startswith("/")
+    return path
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
+def test_every_glob_of_the_house_leaves_something_out(rule: Rule) -> None:
+    text = b"//user:secret@host token -----BEGIN OPENSSH PRIVATE KEY-----"
+    for glob in rule.globs:
+        said = [b"nameserver 127.0.0.1\n"] if rule.name == "platform-network" else [text]
+        assert all(fate(example(glob), each) is Fate.CLEANED for each in said), glob
+    for glob in rule.but:
+        assert fate(example(glob)) is Fate.KEPT, glob
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/work/main.py",
+        "/work/.bash_history.md",
+        "/work/tmp/file",
+        "/work/__pycache__/main.cpython-311.pyc",
+        "/var/logs",
+        "/root/.ssh/known_hosts",
+        "/root/.ssh/id_ed25519.pub",
+        "/root/.cache/huggingface/hub/model",
+        "/root/.npmrc",
+        "/etc/hosts",
+        "/opt/cache/x",
+        "/etc/ssl/private/key.pem",
+    ],
+)
+def test_what_stays(path: str) -> None:
+    assert fate(path, b"harmless = yes") is Fate.KEPT
+
+
+def test_a_token_goes_from_among_models_that_stay() -> None:
+    assert fate("/root/.cache/huggingface/token") is Fate.CLEANED
+    assert fate("/root/.cache/huggingface/hub/model") is Fate.KEPT
+
+
+def test_content_decides_where_a_name_does_not() -> None:
+    assert fate("/work/.npmrc", b"//host/:_authToken=x") is Fate.CLEANED
+    assert fate("/work/.npmrc", b"fund=false") is Fate.KEPT
+    assert fate("/root/.ssh/deploy", b"-----BEGIN RSA PRIVATE KEY-----") is Fate.CLEANED
+    assert fate("/etc/hosts", b"127.0.0.1\tlocalhost\n::1\tlocalhost\n127.0.1.1\tbox\n") is (
+        Fate.CLEANED
+    )
+    assert fate("/etc/hosts", b"127.0.0.1\tlocalhost\n10.0.0.1\tdatabase\n") is Fate.KEPT
+
+
+def test_without_cleaning_only_what_every_sandbox_has_of_its_own_goes() -> None:
+    sieve = Sieve(clean=False)
+    assert fate("/root/.bash_history", sieve=sieve) is Fate.KEPT
+    assert fate("/tmp/x", sieve=sieve) is Fate.KEPT
+    assert fate("/etc/machine-id", sieve=sieve) is Fate.CLEANED
+
+
+def test_directories_that_programs_need_stay() -> None:
+    sieve = Sieve(clean=True)
+    assert sieve.directory(b"/var/log", Fate.KEPT) is Fate.EMPTIED
+    assert sieve.directory(b"/var/log/nginx", Fate.EMPTIED) is Fate.EMPTIED
+    assert sieve.directory(b"/tmp", Fate.KEPT) is Fate.CLEANED
+
+
+def test_the_callers_globs() -> None:
+    sieve = Sieve(clean=False, exclude=["/data/**", "**/*.o", "build"])
+    assert sieve.directory(b"/data", Fate.KEPT) is Fate.KEPT
+    assert fate("/data/x/y", sieve=sieve) is Fate.EXCLUDED
+    assert fate("/src/a.o", sieve=sieve) is Fate.EXCLUDED
+    assert fate("/build/x", sieve=sieve) is Fate.EXCLUDED
+    assert fate("/src/build", sieve=sieve) is Fate.KEPT
+    with pytest.raises(InvalidRequest):
+        Sieve(clean=False, exclude=["x" * 2000])
+
+
+def test_the_page_says_what_the_code_does() -> None:
+    rows = re.findall(r"^\| `([\w-]+)` \| (.*) \| (.*) \|$", PAGE.read_text(), re.MULTILINE)
+    assert [name for name, _, _ in rows] == [rule.name for rule in RULES]
+    for (_, globs, reason), rule in zip(rows, RULES, strict=True):
+        assert globs == shown(rule)
+        assert reason == rule.reason
+
+
+def shown(rule: Rule) -> str:
+    """The cell of a rule's globs."""
+    text = " ".join(f"`{glob}`" for glob in rule.globs)
+    if rule.but:
+        text += " but " + " ".join(f"`{glob}`" for glob in rule.but)
+    if rule.says:
+        text += ", if it says so"
+    if rule.keeps_directories:
+        text += "; directories stay"
+    return text + ("; always" if rule.always else "")
