@@ -34,7 +34,6 @@ from dsec.edge.record import SandboxRecord
 from dsec.images.records import Environment
 from dsec.linux.cgroup import groups
 from dsec.linux.cgroup.detect import detect
-from dsec.linux.processors import usable
 from dsec.sdk import DSecClient, DSecContainerRunArgs
 from dsec.wire.launch import LaunchSpec
 from dsec.wire.public_v1 import ImageView
@@ -190,7 +189,7 @@ class Floor:
             directory=str(directory),
             socket=str(directory / "sock"),
         )
-        facts = HostFacts(nofile_max=1024, processors=usable(), fuse=True)
+        facts = HostFacts(nofile_max=1024, fuse=True)
         return launch_spec(record, self._layers, self._layout, CommandLimits(), facts)
 
 

@@ -16,8 +16,9 @@ from typing_extensions import override
 from dsec.base.clock import SystemClock
 from dsec.edge.admission import AdmissionLimits
 from dsec.edge.backends.container import ContainerBackend, ContainerConfig
+from dsec.edge.config import EdgeConfig
 from dsec.edge.server import make_edge_app
-from dsec.edge.service import EdgeConfig, EdgeService
+from dsec.edge.service import EdgeService
 from dsec.images.service import ImageService
 from dsec.kit import log
 

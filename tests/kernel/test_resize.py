@@ -15,6 +15,7 @@ from tests.kernel.test_edge import Edge, aether, anyio_backend, edge, groups, st
 __all__ = ["aether", "anyio_backend", "edge", "store"]
 pytestmark = [pytest.mark.needs_root, pytest.mark.anyio]
 MIB = 1 << 20
+WORK = "work"
 
 
 async def resize(edge: Edge, sandbox: str, **change: Any) -> dict[str, Any]:
@@ -40,10 +41,10 @@ def memory_limit(sandbox: str) -> int:
 
 
 def processors(sandbox: str) -> set[int]:
-    """On how many its first process and all others may run."""
+    """On how many what it runs may run."""
     found = set()
     for group in groups():
-        for file in Path(group).glob(f"{sandbox}/**/cgroup.procs"):
+        for file in Path(group).glob(f"{sandbox}/{WORK}/**/cgroup.procs"):
             pids = file.read_text().split()
             found |= {len(os.sched_getaffinity(int(pid))) for pid in pids}
     return found

@@ -200,8 +200,8 @@ def test_input_that_is_sent_again_is_taken_once(client: Client) -> None:
     over.end()
     assert over.result() == {"written": 0}
     beyond = client.open("stdin", command_id="again-in", offset=0, eof=True)
+    beyond.send(data + b"x")
     with pytest.raises(Refused) as caught:
-        beyond.send(data + b"x")
         beyond.result()
     assert caught.value.code == "conflict"
 

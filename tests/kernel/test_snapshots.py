@@ -86,21 +86,21 @@ async def test_residue_stays_behind_and_deletions_do_not(
             path = box.root / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text("secret")
-        (box.root / "work").mkdir()
-        (box.root / "work/result").write_text("result")
-        (box.root / "work/cache").mkdir()
-        (box.root / "work/cache/entry").write_text("entry")
+        (box.root / "srv").mkdir(exist_ok=True)
+        (box.root / "srv/result").write_text("result")
+        (box.root / "srv/cache").mkdir()
+        (box.root / "srv/cache/entry").write_text("entry")
         (box.root / "usr/share/gone").unlink()
         (box.root / "root/.ssh/id_rsa.pub").write_text("public")
-        clean = await box.pack(images, "clean", exclude=["/work/cache/**"])
+        clean = await box.pack(images, "clean", exclude=["/srv/cache/**"])
         everything = await box.pack(images, "all", clean=False)
     assert (clean.cleaned, clean.left_out) == (True, 6)  # five files, and the directory /tmp/a
     assert (everything.cleaned, everything.left_out) == (False, 0)
     async with seen(images, EnvironmentRef(image=clean.image), "s1", tmp_path) as root:
-        assert (root / "work/result").read_text() == "result"
+        assert (root / "srv/result").read_text() == "result"
         assert list((root / "tmp").iterdir()) == []
         assert list((root / "var/log/app").iterdir()) == []
-        assert list((root / "work/cache").iterdir()) == []
+        assert list((root / "srv/cache").iterdir()) == []
         assert [path.name for path in (root / "root").rglob("*")] == [".ssh", "id_rsa.pub"]
         assert not (root / "usr/share/gone").exists()
     async with seen(images, EnvironmentRef(image=everything.image), "s2", tmp_path) as root:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -43,17 +44,23 @@ def memory(node: Node) -> Iterator[Path]:
 
 
 def truthful(node: Node, memory: Path, limit_mib: int = 64) -> LaunchSpec:
-    """A sandbox with a limit of memory, on the first processor, that is shown both."""
-    spec = node.spec(cpus=[0])
+    """A sandbox with a limit of memory and a share of time, that is shown both.
+
+    Its share is in a plain file: no control group is needed to be told of one.
+    """
+    spec = node.spec()
     group = memory / spec.id
     writes = [("memory.limit_in_bytes", str(limit_mib * MIB))]
     spec.cgroups.append(CgroupDir(path=str(group), writes=writes))
     spec.work_v1.append(f"{group}/tasks")
+    share = Path(spec.socket).with_name("share")
+    share.write_text("50000 100000\n")
     spec.meters = Meters(
         memory_limit=f"{group}/memory.limit_in_bytes",
         memory_usage=f"{group}/memory.usage_in_bytes",
         memory_stat=f"{group}/memory.stat",
         cpu_time=str(Path(spec.work_v2) / "cpu.stat"),
+        cpu_limit=str(share),
     )
     return spec
 
@@ -74,20 +81,30 @@ def test_the_limit_is_the_memory_there_is(node: Node, launcher: Launcher, memory
     end(box, launcher, node)
 
 
-def test_the_processors_it_runs_on_are_all_there_are(
+def test_there_are_as_many_processors_as_its_share_asks_for(
     node: Node, launcher: Launcher, memory: Path
 ) -> None:
     spec = truthful(node, memory)
     box = Box(spec, launcher.launch(spec))
-    assert box.read(ONLINE) == "0\n"
-    listed = box.read("/proc/cpuinfo")
-    assert [line for line in listed.splitlines() if line.startswith("processor")] == [
-        "processor\t: 0"
-    ]
-    names = [line.split()[0] for line in box.read("/proc/stat").splitlines()]
-    assert names[:3] == ["cpu", "cpu0", "intr"]
-    assert "Cpus_allowed_list:\t0\n" in box.read("/proc/self/status")
+    assert (processors(box), box.read(ONLINE)) == ({1}, "0\n")
+    assert spec.meters is not None
+    Path(spec.meters.cpu_limit).write_text("150000 100000\n")
+    two = min(2, len(os.sched_getaffinity(0)))
+    wait_until(lambda: processors(box) == {two}, lambda: processors(box))
+    assert len(os.sched_getaffinity(box.pid)) == len(os.sched_getaffinity(0))
     end(box, launcher, node)
+
+
+def processors(box: Box) -> set[int]:
+    """How many there are, by all that tells."""
+    listed = [line.split()[0] for line in box.read("/proc/cpuinfo").splitlines() if line]
+    counted = [line.split()[0] for line in box.read("/proc/stat").splitlines()]
+    allowed = box.read("/proc/self/status").split("Cpus_allowed:")[1].split()[0]
+    return {
+        listed.count("processor"),
+        sum(name.startswith("cpu") for name in counted) - 1,
+        int(allowed.replace(",", ""), 16).bit_count(),
+    }
 
 
 def test_without_meters_nothing_is_mounted(node: Node, launcher: Launcher) -> None:
@@ -131,7 +148,7 @@ def test_neither_device_nor_control_files_are_to_be_had_inside(
     assert box.probe("cat", "/dev/fuse") == {"open": "ENOENT"}
     assert box.probe("attack")["fds_of_1"] == "EACCES"
     held = {entry.readlink().name for entry in Path(f"/proc/{box.pid}/fd").iterdir()}
-    assert {"fuse", "memory.stat", "cpu.stat"} <= held
+    assert {"fuse", "memory.stat", "cpu.stat", "share"} <= held
     assert "fuse" not in str(box.probe("list", "/proc/self/fd"))
     end(box, launcher, node)
 
@@ -159,7 +176,7 @@ def connections() -> set[str]:
     return found
 
 
-@pytest.mark.parametrize("step", ["open meters", "show truth", "run on processors"])
+@pytest.mark.parametrize("step", ["open meters", "show truth"])
 def test_a_step_that_fails_leaves_nothing(
     node: Node, aether_that_fails: Path, memory: Path, step: str
 ) -> None:

@@ -23,11 +23,13 @@ pub(crate) struct Meters {
     pub(crate) memory_usage: String,
     pub(crate) memory_stat: String,
     pub(crate) cpu_time: String,
+    pub(crate) cpu_limit: String,
 }
 
 impl Meters {
-    pub(crate) fn paths(&self) -> [&String; 4] {
-        [&self.memory_limit, &self.memory_usage, &self.memory_stat, &self.cpu_time]
+    pub(crate) fn paths(&self) -> [&String; 5] {
+        let memory = [&self.memory_limit, &self.memory_usage, &self.memory_stat];
+        [memory[0], memory[1], memory[2], &self.cpu_time, &self.cpu_limit]
     }
 }
 
@@ -53,8 +55,6 @@ pub(crate) struct LaunchSpec {
     pub(crate) work_v2: String,
     #[serde(default)]
     pub(crate) work_v1: Vec<String>,
-    #[serde(default)]
-    pub(crate) cpus: Vec<u32>,
     #[serde(default)]
     pub(crate) meters: Option<Meters>,
     #[serde(default)]

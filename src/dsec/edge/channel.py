@@ -12,13 +12,12 @@ import logging
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractContextManager
-from typing import Any, NamedTuple, Protocol, Self
+from typing import Any, NamedTuple, Self
 
 import anyio
 import anyio.abc
 import msgspec
 from anyio.abc import ByteStream
-from typing_extensions import override
 
 from dsec.base.errors import (
     DeadlineExceeded,
@@ -28,9 +27,9 @@ from dsec.base.errors import (
     RateLimited,
     SandboxGone,
     Unavailable,
-    error_from,
 )
 from dsec.edge.ahead import reading_ahead, swallow
+from dsec.edge.calls import Call, Collected, Heard, Sink, error_of
 from dsec.edge.charge import Charge
 from dsec.edge.connection import UnixConnection
 from dsec.edge.patience import Patience
@@ -56,8 +55,6 @@ STALL_S = 1800.0
 """A client that has left cannot always be seen while it has more to say than anybody takes."""
 MAX_EVENT_BYTES = 32 << 20
 """Events are not under credit: a stream whose reader lets more than this pile up is given up."""
-MAX_COLLECTED_BYTES = 160 << 20
-"""Of one call: a run may keep 64 MiB of each of its two streams."""
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder().decode
@@ -91,110 +88,6 @@ class Hello(msgspec.Struct, kw_only=True):
     id: str = ""
     generation: int = 0
     pid: int = 0
-
-
-class _Sink(Protocol):
-    """Where the frames of one stream go."""
-
-    def push(self, kind: int, channel: int, payload: bytes) -> None: ...
-
-    def fail(self, error: DsecError) -> None: ...
-
-
-class Collected(NamedTuple):
-    """All that came of a call."""
-
-    result: bytes
-    """MessagePack."""
-    data: dict[int, bytearray]
-    """By channel: what was too large for the result."""
-    more: list[bytes]
-    """Payloads of the events before the result, for lists too long for one frame."""
-
-
-class _Call:
-    """A stream that is read to its end before anyone looks; its data is acknowledged at once."""
-
-    __slots__ = ("_channel", "_charge", "collected", "error", "event", "id", "size")
-
-    def __init__(self, channel: AetherChannel, stream: int, charge: Charge) -> None:
-        self._channel = channel
-        self._charge = charge
-        self.id = stream
-        self.event = anyio.Event()
-        self.collected = Collected(b"", {}, [])
-        self.error: DsecError | None = None
-        self.size = 0
-
-    def push(self, kind: int, channel: int, payload: bytes) -> None:
-        if kind == _RESULT:
-            self.collected = self.collected._replace(result=payload)
-            self.event.set()
-        elif kind == _ERROR:
-            self.fail(_error_of(payload))
-        elif kind in (_DATA, _EVENT):
-            self._take(kind, channel, payload)
-
-    def _take(self, kind: int, channel: int, payload: bytes) -> None:
-        self.size += len(payload)
-        try:
-            self._charge.take(len(payload))
-        except RateLimited as exc:
-            self._give_up(exc)
-            return
-        if self.size > MAX_COLLECTED_BYTES:
-            self._give_up(PayloadTooLarge(f"the answer is over {MAX_COLLECTED_BYTES} bytes"))
-        elif kind == _DATA:
-            self.collected.data.setdefault(channel, bytearray()).extend(payload)
-            self._channel.write(_CREDIT, self.id, len(payload).to_bytes(4, "big"))
-        else:
-            self.collected.more.append(payload)
-
-    def _give_up(self, error: DsecError) -> None:
-        self._channel.abandon(self.id)
-        self.fail(error)
-
-    def fail(self, error: DsecError) -> None:
-        self.error = error
-        self.event.set()
-
-
-class Heard(_Call):
-    """A call nobody waits for: `then` is told when it is over. Of its data both ends are kept."""
-
-    __slots__ = ("_then", "dropped")
-
-    def __init__(
-        self, channel: AetherChannel, stream: int, then: Callable[[Heard], None], keep_bytes: int
-    ) -> None:
-        super().__init__(channel, stream, Charge())
-        self._then = then
-        self.size = keep_bytes
-        """Of each channel's data, at most: half of it from either end."""
-        self.dropped: dict[int, int] = {}
-
-    @override
-    def push(self, kind: int, channel: int, payload: bytes) -> None:
-        super().push(kind, channel, payload)
-        if kind == _RESULT:
-            self._then(self)
-
-    @override
-    def _take(self, kind: int, channel: int, payload: bytes) -> None:
-        if kind != _DATA:
-            return
-        kept = self.collected.data.setdefault(channel, bytearray())
-        kept += payload
-        half = self.size // 2
-        if (over := len(kept) - 2 * half) > 0:
-            del kept[half : half + over]
-            self.dropped[channel] = self.dropped.get(channel, 0) + over
-        self._channel.write(_CREDIT, self.id, len(payload).to_bytes(4, "big"))
-
-    @override
-    def fail(self, error: DsecError) -> None:
-        super().fail(error)
-        self._then(self)
 
 
 class AetherStream:
@@ -372,7 +265,7 @@ class AetherStream:
             self.result = _decode(payload) if payload else None
             self._done = True
         else:
-            self._error = _error_of(payload)
+            self._error = error_of(payload)
             self._done = True
         self._wake()
 
@@ -416,7 +309,7 @@ class AetherChannel:
         self.hello = Hello(protocol=0)
         self._buffer = bytearray()
         self._next = 0
-        self._sinks: dict[int, _Sink] = {}
+        self._sinks: dict[int, Sink] = {}
         self._error: DsecError | None = None
         self._on_lost = on_lost
         self._stream: ByteStream | None = None
@@ -500,7 +393,7 @@ class AetherChannel:
                 RateLimited: answers on their way take too much memory.
         """
         own = charge or Charge()
-        call = _Call(self, self._next + 1, own)
+        call = Call(self, self._next + 1, own)
         self._open(call, method, args)
         try:
             await call.event.wait()
@@ -559,7 +452,7 @@ class AetherChannel:
         if self._sinks.pop(stream, None) is not None:
             self.write(_CANCEL, stream)
 
-    def _open(self, sink: _Sink, method: str, args: dict[str, Any] | None) -> None:
+    def _open(self, sink: Sink, method: str, args: dict[str, Any] | None) -> None:
         if self._error is not None:
             raise self._error
         if len(self._sinks) >= MAX_STREAMS:
@@ -638,24 +531,3 @@ def gone(sandbox: str, reason: str, detail: str = "") -> SandboxGone:
     return SandboxGone(
         f"sandbox {sandbox} is over ({reason}){more}", reason=reason, sandbox=sandbox
     )
-
-
-class _ErrorPayload(msgspec.Struct):
-    code: str = "internal_error"
-    message: str = ""
-    step: str | None = None
-    path: Any = None
-    errno: int | None = None
-    kind: str | None = None
-
-
-_error_decoder = msgspec.msgpack.Decoder(_ErrorPayload, strict=False)
-
-
-def _error_of(payload: bytes) -> DsecError:
-    got = _error_decoder.decode(payload)
-    path = got.path.decode("utf-8", "replace") if isinstance(got.path, bytes) else got.path
-    if got.code == "cancelled":
-        return Unavailable(got.message or "the operation was cancelled")
-    details = {"step": got.step, "path": path, "errno": got.errno, "kind": got.kind}
-    return error_from(got.code, got.message, {k: v for k, v in details.items() if v is not None})

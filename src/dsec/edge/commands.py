@@ -12,7 +12,8 @@ import msgspec
 
 from dsec.base.errors import DeadlineExceeded, InvalidRequest, Unavailable
 from dsec.base.ids import command_id, mint_command_id, mint_session_id, session_id
-from dsec.edge.channel import AetherChannel, Collected, Data
+from dsec.edge.calls import Collected
+from dsec.edge.channel import AetherChannel, Data
 from dsec.edge.charge import Charge
 from dsec.edge.lifecycle.owner import Owner
 from dsec.wire.frames import Channel

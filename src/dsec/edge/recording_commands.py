@@ -20,7 +20,7 @@ import msgspec
 
 from dsec.base.errors import DsecError, NotFound, SandboxGone
 from dsec.edge import commands
-from dsec.edge.channel import Heard
+from dsec.edge.calls import Heard
 from dsec.edge.charge import Charge
 from dsec.edge.lifecycle.owner import Owner
 from dsec.edge.recording import Known, Recording, Recordings

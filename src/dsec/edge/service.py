@@ -19,9 +19,7 @@ from collections.abc import (
     Iterable,
     Sequence,
 )
-from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import TypeVar
 
 import anyio
@@ -41,9 +39,10 @@ from dsec.base.errors import (
 from dsec.base.ids import node_id, node_of, sandbox_id
 from dsec.base.states import SandboxState, StopReason
 from dsec.edge import commands, resizing, restoring
-from dsec.edge.admission import AdmissionLimits, NodeFacts, check_room, decide
+from dsec.edge.admission import NodeFacts, check_room, decide
 from dsec.edge.backends.interface import Backend
 from dsec.edge.channel import gone
+from dsec.edge.config import MAX_SOCKET_PATH, EdgeConfig
 from dsec.edge.ended import Ended
 from dsec.edge.expiry import Expiry
 from dsec.edge.forking import Forks, Origin
@@ -60,8 +59,7 @@ from dsec.edge.retelling import Part, retell
 from dsec.edge.shipping import Shipping
 from dsec.edge.snapshot_cases import SnapshotCases
 from dsec.edge.sweep import sweep
-from dsec.edge.uid_runs import FIRST, UidRuns
-from dsec.images.store.interface import BlobStore
+from dsec.edge.uid_runs import UidRuns
 from dsec.kit.blocking import in_thread
 from dsec.kit.http import as_error
 from dsec.linux import hostinfo
@@ -88,25 +86,6 @@ FETCH_DEADLINE_S = 120.0
 READY_DEADLINE_S = 300.0
 STOP_DEADLINE_S = 300.0
 MEMORY_FRESH_S = 0.1
-MAX_SOCKET_PATH = 107
-"""sun_path holds 108 bytes with its NUL."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class EdgeConfig:
-    """One node's edge."""
-
-    node: str
-    state: Path
-    """Journals and the sandboxes' writable layers; on one file system, private to root."""
-    run: Path
-    """Sockets; a short path, since a socket's may have 107 bytes."""
-    limits: AdmissionLimits = field(default_factory=AdmissionLimits)
-    first_uid: int = FIRST
-    version: str = ""
-    """Of the program, for `describe`."""
-    store: BlobStore | None = None
-    """Shared with other nodes; trajectories of ended sandboxes go there."""
 
 
 class EdgeService(SnapshotCases):

@@ -23,8 +23,8 @@ from dsec.wire.public_v1 import Capability
 
 if TYPE_CHECKING:
     from dsec.edge.backends.interface import Backend
+    from dsec.edge.config import EdgeConfig
     from dsec.edge.images import Images
-    from dsec.edge.service import EdgeConfig
     from dsec.images.store.interface import BlobStore
 
 STOP_TIMEOUT_S = 30.0
@@ -48,8 +48,9 @@ async def open_edge(settings: Settings, clock: Clock) -> AsyncIterator[Node]:
         InvalidRequest: the run directory's path is too long, or the helper's binary is missing.
         Conflict: another process uses the images.
     """
+    from dsec.edge.config import EdgeConfig
     from dsec.edge.server import EDGE_ROUTES, make_edge_app
-    from dsec.edge.service import EdgeConfig, EdgeService
+    from dsec.edge.service import EdgeService
 
     config = EdgeConfig(
         node=node_name(settings.state),

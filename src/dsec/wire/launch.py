@@ -25,6 +25,8 @@ class Meters(Struct, kw_only=True):
     memory_stat: str
     cpu_time: str
     """`cpu.stat` (version 2) or `cpuacct.stat` (version 1)."""
+    cpu_limit: str
+    """`cpu.max` (version 2) or `cpu.cfs_quota_us` (version 1), of periods of 100 ms."""
 
 
 class LaunchSpec(Struct, kw_only=True):
@@ -55,11 +57,10 @@ class LaunchSpec(Struct, kw_only=True):
     """Delegated v2 directory; aether makes one child per command in it."""
     work_v1: list[str] = field(default_factory=list)
     """`tasks` files (cgroup v1) every command joins before it is executed."""
-    cpus: list[int] = field(default_factory=list)
-    """Processors of the host it runs on, by number; none named: on all."""
     meters: Meters | None = None
     """With them /proc/meminfo, /proc/cpuinfo, /proc/stat and the list of processors in /sys say what
-    the sandbox has; without, what the host has."""
+    the sandbox has, and each command may run on as many processors as its share of time asks for;
+    without, they say what the host has."""
     network: str = "none"
     masked_paths: list[str] = field(default_factory=list)
     readonly_paths: list[str] = field(default_factory=list)

@@ -25,6 +25,14 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Node:
     async def at_once(_purpose: str, func: Callable[..., Any], *args: Any, **_: Any) -> Any:
         return func(*args)
 
-    for module in ("service", "lifecycle.owner", "sweep", "recording", "appending", "retelling", "shipping"):
+    for module in (
+        "service",
+        "lifecycle.owner",
+        "sweep",
+        "recording",
+        "appending",
+        "retelling",
+        "shipping",
+    ):
         monkeypatch.setattr(f"dsec.edge.{module}.in_thread", at_once)
     return Node(tmp_path)

@@ -15,8 +15,9 @@ from dsec.base.errors import DsecError, NotFound
 from dsec.base.ids import NodeId, mint_sandbox_id
 from dsec.edge.admission import AdmissionLimits
 from dsec.edge.backends.interface import Backend
+from dsec.edge.config import EdgeConfig
 from dsec.edge.server import make_edge_app
-from dsec.edge.service import EdgeConfig, EdgeService
+from dsec.edge.service import EdgeService
 from dsec.edge.sim import Faults, SimBackend, SimHost
 from dsec.images.records import Environment, EnvironmentPart, ImageRecord, view
 from dsec.main.simulation import SimImages

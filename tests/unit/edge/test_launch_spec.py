@@ -7,22 +7,29 @@ from typing import Any
 
 import msgspec
 
-from dsec.edge.backends.launch_spec import PATH, CommandLimits, HostFacts, launch_spec, machine_id
+from dsec.edge.backends.launch_spec import (
+    PATH,
+    CommandLimits,
+    HostFacts,
+    launch_spec,
+    machine_id,
+    processors_of,
+)
 from dsec.edge.record import SandboxRecord
 from dsec.images.records import DirectoryMark, Environment
 from dsec.images.records import view as image_view
 from dsec.linux.cgroup.interface import Layout
-from dsec.wire.launch import LaunchSpec
+from dsec.wire.launch import LaunchSpec, Meters
 from dsec.wire.sandbox import Limits, SandboxSpec
 from tests.unit.edge.node import image
 
-HOST = HostFacts(nofile_max=20_000, processors=[0, 2, 4, 6], fuse=True)
+HOST = HostFacts(nofile_max=20_000, fuse=True)
 LAYOUT = Layout(base="dsec-n001", v2="/cg", v2_controllers=["memory", "cpu", "pids"])
 
 
-def made(spec: SandboxSpec, *, mends: Sequence[DirectoryMark] = (), **of_image: Any) -> LaunchSpec:
+def record_of(spec: SandboxSpec, **of_image: Any) -> SandboxRecord:
     shown = msgspec.structs.replace(image_view(image("debian")), **of_image)
-    record = SandboxRecord(
+    return SandboxRecord(
         id="sbxn0010000000000000000",
         project="p",
         spec=spec,
@@ -32,6 +39,10 @@ def made(spec: SandboxSpec, *, mends: Sequence[DirectoryMark] = (), **of_image: 
         directory="/state/sandboxes/s",
         socket="/run/s",
     )
+
+
+def made(spec: SandboxSpec, *, mends: Sequence[DirectoryMark] = (), **of_image: Any) -> LaunchSpec:
+    record = record_of(spec, **of_image)
     return launch_spec(record, ["/l/2", "/l/1"], LAYOUT, CommandLimits(), HOST, mends)
 
 
@@ -62,16 +73,24 @@ def test_limits_become_groups_and_descriptors_stay_below_the_hosts() -> None:
     assert got.rlimits == {"nofile": (20_000, 20_000), "core": (0, 0)}
 
 
-def test_it_runs_on_as_many_processors_as_it_may_use_and_is_shown_its_limits() -> None:
-    def cpus(cores: float) -> list[int]:
-        return made(SandboxSpec(image="debian", limits=Limits(cpu_cores=cores))).cpus
+def test_it_is_shown_what_its_groups_hold_it_to() -> None:
+    spec = made(SandboxSpec(image="debian"))
+    top = "/cg/dsec-n001/sbxn0010000000000000000"
+    assert spec.meters == Meters(
+        memory_limit=f"{top}/work/memory.max",
+        memory_usage=f"{top}/work/memory.current",
+        memory_stat=f"{top}/work/memory.stat",
+        cpu_time=f"{top}/cpu.stat",
+        cpu_limit=f"{top}/work/cpu.max",
+    )
 
-    assert [len(cpus(cores)) for cores in (0.1, 1, 1.5, 4, 64)] == [1, 1, 2, 4, 4]
-    assert set(cpus(3)) < {0, 2, 4, 6}
-    meters = made(SandboxSpec(image="debian")).meters
-    assert meters is not None
-    assert meters.memory_limit == "/cg/dsec-n001/sbxn0010000000000000000/work/memory.max"
-    assert meters.cpu_time == "/cg/dsec-n001/sbxn0010000000000000000/cpu.stat"
+
+def test_a_sandbox_is_moved_to_as_many_processors_as_it_may_use() -> None:
+    def count(cores: float) -> int:
+        spec = SandboxSpec(image="debian", limits=Limits(cpu_cores=cores))
+        return len(processors_of(record_of(spec), [0, 2, 4, 6]))
+
+    assert [count(cores) for cores in (0.1, 1, 1.5, 4, 64)] == [1, 1, 2, 4, 4]
 
 
 def test_best_effort_runs_when_nobody_else_does() -> None:

@@ -12,7 +12,8 @@ import pytest
 from dsec.base.errors import CapacityUnavailable, InternalError
 from dsec.base.states import SandboxState, StopReason
 from dsec.edge.admission import AdmissionLimits
-from dsec.edge.channel import AetherChannel, Collected
+from dsec.edge.calls import Collected
+from dsec.edge.channel import AetherChannel
 from dsec.edge.lifecycle import owner as owners
 from dsec.edge.lifecycle.journal import Journal
 from dsec.edge.service import EdgeService

@@ -47,7 +47,7 @@ class Importing:
         kept: Callable[[LayerRecord], Awaitable[T]],
     ) -> T:
         content = await anyio.Path(upload).read_bytes()
-        meta = self._root / "tmp/meta"
+        meta = self._root / f"tmp/meta-{upload.name}"
         await anyio.Path(meta).write_bytes(content)
         record = LayerRecord(
             digest=digest_of(content),

@@ -46,10 +46,10 @@ def test_every_glob_of_the_house_leaves_something_out(rule: Rule) -> None:
 @pytest.mark.parametrize(
     "path",
     [
-        "/work/main.py",
-        "/work/.bash_history.md",
-        "/work/tmp/file",
-        "/work/__pycache__/main.cpython-311.pyc",
+        "/srv/main.py",
+        "/srv/.bash_history.md",
+        "/srv/tmp/file",
+        "/srv/__pycache__/main.cpython-311.pyc",
         "/var/logs",
         "/root/.ssh/known_hosts",
         "/root/.ssh/id_ed25519.pub",
@@ -70,8 +70,8 @@ def test_a_token_goes_from_among_models_that_stay() -> None:
 
 
 def test_content_decides_where_a_name_does_not() -> None:
-    assert fate("/work/.npmrc", b"//host/:_authToken=x") is Fate.CLEANED
-    assert fate("/work/.npmrc", b"fund=false") is Fate.KEPT
+    assert fate("/srv/.npmrc", b"//host/:_authToken=x") is Fate.CLEANED
+    assert fate("/srv/.npmrc", b"fund=false") is Fate.KEPT
     assert fate("/root/.ssh/deploy", b"-----BEGIN RSA PRIVATE KEY-----") is Fate.CLEANED
     assert fate("/etc/hosts", b"127.0.0.1\tlocalhost\n::1\tlocalhost\n127.0.1.1\tbox\n") is (
         Fate.CLEANED

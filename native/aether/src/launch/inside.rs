@@ -12,7 +12,7 @@ use crate::serve::{self, Handover};
 use crate::spec::LaunchSpec;
 use crate::sys::beneath::{self, Kind, Purpose};
 use crate::sys::mount::{self, Context, NO_DEVICES, NO_EXEC, NO_SUID, READ_ONLY};
-use crate::sys::{affinity, caps, fdpass, identity, namespace, reap};
+use crate::sys::{caps, fdpass, identity, namespace, reap};
 use std::fs::{File, OpenOptions, Permissions};
 use std::io::{self, Write};
 use std::mem::ManuallyDrop;
@@ -127,7 +127,6 @@ impl<'a> Site<'a> {
             InsideStep::SetHostname { name } => namespace::set_hostname(name),
             InsideStep::LoopbackUp => namespace::loopback_up(),
             InsideStep::StartSession => start_session(),
-            InsideStep::RunOn { cpus } => affinity::set(cpus),
             InsideStep::CloseDescriptors => self.close_descriptors(),
             InsideStep::DropCapabilities => drop_capabilities(),
         }

@@ -52,7 +52,6 @@ pub(crate) enum InsideStep {
     SetHostname { name: String },
     LoopbackUp,
     StartSession,
-    RunOn { cpus: Vec<u32> },
     CloseDescriptors,
     DropCapabilities,
 }
@@ -157,11 +156,9 @@ fn inside_steps(spec: &LaunchSpec) -> Vec<InsideStep> {
         InsideStep::SetHostname { name: spec.hostname.clone() },
         InsideStep::LoopbackUp,
         InsideStep::StartSession,
+        InsideStep::CloseDescriptors,
+        InsideStep::DropCapabilities,
     ]);
-    if !spec.cpus.is_empty() {
-        steps.push(InsideStep::RunOn { cpus: spec.cpus.clone() });
-    }
-    steps.extend([InsideStep::CloseDescriptors, InsideStep::DropCapabilities]);
     steps
 }
 
@@ -326,7 +323,6 @@ impl InsideStep {
             Self::SetHostname { .. } => "set hostname",
             Self::LoopbackUp => "loopback up",
             Self::StartSession => "start session",
-            Self::RunOn { .. } => "run on processors",
             Self::CloseDescriptors => "close descriptors",
             Self::DropCapabilities => "drop capabilities",
         }
@@ -344,7 +340,6 @@ impl InsideStep {
             }
             Self::WriteIfMissing { directory, name, .. } => format!("/{directory}/{name}"),
             Self::SetHostname { name } => name.clone(),
-            Self::RunOn { cpus } => format!("{cpus:?}"),
             _ => "/".to_owned(),
         }
     }
@@ -416,7 +411,6 @@ mod tests {
             env: std::collections::BTreeMap::new(),
             workdir: "/".into(),
             user: "root".into(),
-            cpus: vec![1],
             meters: None,
             default_timeout_s: 1.0,
             max_timeout_s: 1.0,
@@ -452,7 +446,6 @@ mod tests {
             "make read-only /proc/sys",
             "mask /proc/kcore",
             "enter root",
-            "run on processors [1]",
             "close descriptors",
             "drop capabilities",
         ];

@@ -288,12 +288,17 @@ impl Server {
         }
     }
 
+    /// How many processors whatever is started may use; 0 = all.
+    pub(super) fn processors(&self) -> u32 {
+        self.truth.as_ref().map_or(0, Truth::processors)
+    }
+
     fn tell_truth(&mut self) {
-        if self.truth.as_mut().is_some_and(|truth| !truth.tell()) {
+        let Some(truth) = &mut self.truth else { return };
+        if !truth.tell() {
             // Nobody can ask any more; it would be told of for ever.
-            if let Some(truth) = self.truth.take() {
-                self.unwatch(truth.device(), 3);
-            }
+            self.poll.remove(truth.device());
+            self.sources.remove(&3);
         }
         self.trim_later();
     }

@@ -1,7 +1,7 @@
 //! What programs inside are told of the machine they run on: their limits, not the host's.
 //!
-//! Each text is made from what the kernel enforces at that moment (the sandbox's control groups, this
-//! process's processors), so a change of limits needs no word here.
+//! Each text is made from what the kernel enforces at that moment (the sandbox's control groups), so a
+//! change of limits needs no word here.
 
 use crate::fuse::{self, File};
 use crate::sys::affinity;
@@ -17,6 +17,8 @@ const AT_ONCE: usize = 16;
 const FRESH: Duration = Duration::from_millis(1);
 /// Of one of the control group's files; the longest has some kilobytes.
 const LONGEST: usize = 16 << 10;
+/// Over which a quota of version 1 goes, microseconds: what the edge sets.
+const PERIOD: u64 = 100_000;
 /// Ticks of processor time in /proc/stat, a second.
 const TICKS: u64 = 100;
 
@@ -55,16 +57,23 @@ pub(crate) struct Meters {
     pub(crate) usage: OwnedFd,
     pub(crate) stat: OwnedFd,
     pub(crate) cpu: OwnedFd,
+    pub(crate) quota: OwnedFd,
 }
 
 impl Meters {
     pub(crate) fn new(files: Vec<OwnedFd>) -> Option<Self> {
-        let [limit, usage, stat, cpu] = <[OwnedFd; 4]>::try_from(files).ok()?;
-        Some(Self { limit, usage, stat, cpu })
+        let [limit, usage, stat, cpu, quota] = <[OwnedFd; 5]>::try_from(files).ok()?;
+        Some(Self { limit, usage, stat, cpu, quota })
     }
 
-    pub(crate) fn descriptors(&self) -> [BorrowedFd<'_>; 4] {
-        [self.limit.as_fd(), self.usage.as_fd(), self.stat.as_fd(), self.cpu.as_fd()]
+    /// As many as its share of time, rounded up; no more than there are.
+    fn processors(&self) -> u32 {
+        let all = affinity::count().unwrap_or(1).max(1);
+        processors_for(&text_of(&self.quota)).map_or(all, |share| share.clamp(1, all))
+    }
+
+    pub(crate) fn descriptors(&self) -> [BorrowedFd<'_>; 5] {
+        [&self.limit, &self.usage, &self.stat, &self.cpu, &self.quota].map(AsFd::as_fd)
     }
 }
 
@@ -75,6 +84,11 @@ impl Truth {
 
     pub(super) fn device(&self) -> BorrowedFd<'_> {
         self.device.as_fd()
+    }
+
+    /// How many processors the sandbox may use.
+    pub(super) fn processors(&self) -> u32 {
+        self.meters.processors()
     }
 
     /// Answer who waits. False once there is nothing more to come.
@@ -113,7 +127,7 @@ fn fresh(
 }
 
 fn make(file: File, meters: &Meters, age: Duration) -> String {
-    let processors = affinity::count().unwrap_or(1).max(1);
+    let processors = meters.processors();
     let host = HOST.get_or_init(Host::default);
     match file {
         File::Memory => memory(&Memory::read(meters)),
@@ -216,6 +230,15 @@ fn processor_list(one: &str, processors: u32) -> String {
     text
 }
 
+/// Of a quota in a period, both in microseconds: `cpu.max` has both, version 1 has the quota alone.
+/// `None` without a quota: `max`, or -1.
+fn processors_for(quota: &str) -> Option<u32> {
+    let mut words = quota.split_whitespace();
+    let quota: u64 = words.next()?.parse().ok()?;
+    let period = words.next().and_then(|word| word.parse().ok()).unwrap_or(PERIOD).max(1);
+    u32::try_from(quota.div_ceil(period)).ok()
+}
+
 /// Ticks spent in programs and in the kernel, of both versions of control groups.
 fn processor_time(stat: &str) -> (u64, u64) {
     let of = |micros, old| {
@@ -277,6 +300,15 @@ mod tests {
         assert!(text.contains("MemAvailable:        984 kB\n"), "{text}");
         assert_eq!(processor_time("user 5\nsystem 7\n"), (5, 7));
         assert_eq!(processor_time("usage_usec 1\nuser_usec 50000\nsystem_usec 70000\n"), (5, 7));
+    }
+
+    #[test]
+    fn a_share_of_time_is_rounded_up_to_processors() {
+        assert_eq!(processors_for("1000\n"), Some(1));
+        assert_eq!(processors_for("150000\n"), Some(2));
+        assert_eq!(processors_for("200000 100000\n"), Some(2));
+        assert_eq!(processors_for("-1\n"), None);
+        assert_eq!(processors_for("max 100000\n"), None);
     }
 
     #[test]

@@ -170,11 +170,7 @@ class ContainerBackend:
             [str(path) for path in layers],
             self._layout,
             self._config.commands,
-            HostFacts(
-                nofile_max=self._nofile,
-                processors=processors.usable(),
-                fuse=self._fuse.available,
-            ),
+            HostFacts(nofile_max=self._nofile, fuse=self._fuse.available),
             await self._environments.mends(record.environment, layers),
         )
         try:
@@ -283,8 +279,9 @@ class ContainerBackend:
 
     def _bound(self, record: SandboxRecord) -> None:
         bounding.bound(self._layout, record.id, bounds_of(record))
-        chosen = processors_of(record, processors.usable())
-        bounding.run_on(self._layout, record.id, frozenset(chosen))
+        if self._fuse.available:
+            chosen = processors_of(record, processors.usable())
+            bounding.run_on(self._layout, record.id, frozenset(chosen))
 
     async def usage(self, record: SandboxRecord) -> Usage:
         """Read its groups, and count what it has written."""

@@ -95,8 +95,6 @@ class HostFacts:
 
     nofile_max: int
     """The most descriptors the launcher itself may allow."""
-    processors: Sequence[int] = ()
-    """By number; a sandbox's own are chosen from them."""
     fuse: bool = False
     """Whether sandboxes can be shown their limits where else they would see the host's."""
 
@@ -123,7 +121,7 @@ def bounds_of(record: SandboxRecord) -> Bounds:
 
 
 def processors_of(record: SandboxRecord, processors: Sequence[int]) -> list[int]:
-    """Which of the host's processors it runs on: as many as it may use, each sandbox others."""
+    """Which of the host's processors to move it to: as many as it may use, each sandbox others."""
     turn = record.uid_base // IDS_PER_SANDBOX
     return choose(list(processors), record.spec.limits.cpu_cores, turn)
 
@@ -164,7 +162,6 @@ def launch_spec(
         agent_v2=groups.agent_v2,
         work_v2=groups.work_v2,
         work_v1=groups.work_v1,
-        cpus=processors_of(record, host.processors),
         meters=groups.meters if host.fuse else None,
         masked_paths=MASKED_PATHS,
         readonly_paths=READONLY_PATHS,

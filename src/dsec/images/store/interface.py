@@ -14,7 +14,9 @@ from typing import Literal, Protocol
 
 from msgspec import Struct
 
-DocumentKind = Literal["image", "layer", "workspace", "toolkit", "trace", "use", "intent", "trajectory"]
+DocumentKind = Literal[
+    "image", "layer", "workspace", "toolkit", "trace", "use", "intent", "trajectory"
+]
 MAX_DOCUMENT_BYTES = 16 << 20
 
 

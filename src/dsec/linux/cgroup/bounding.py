@@ -131,7 +131,9 @@ def has_idle_class(layout: Layout) -> bool:
 
 
 def run_on(layout: Layout, sandbox: str, processors: frozenset[int]) -> None:
-    """Have all of a sandbox run on these processors.
+    """Have what a sandbox runs that is on more or fewer processors than these run on these.
+
+    What is started from now on its aether puts on as many.
 
     Raises:
         OSError: EBUSY, it starts threads faster than they can be told.
@@ -149,7 +151,7 @@ def _told(threads: set[int], processors: frozenset[int]) -> bool:
 def _tell(thread: int, processors: frozenset[int]) -> bool:
     """Whether it had to be told."""
     with contextlib.suppress(ProcessLookupError):
-        if os.sched_getaffinity(thread) != processors:
+        if len(os.sched_getaffinity(thread)) != len(processors):
             os.sched_setaffinity(thread, processors)
             return True
     return False

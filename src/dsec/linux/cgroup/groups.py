@@ -9,8 +9,6 @@ import signal
 import time
 from pathlib import Path
 
-import msgspec
-
 from dsec.linux.cgroup import files
 from dsec.linux.cgroup.interface import Layout, Readings
 from dsec.linux.cgroup.plan import directories
@@ -133,17 +131,17 @@ def _kill_each(pids: set[int]) -> None:
 
 def processes(layout: Layout, sandbox: str) -> set[int]:
     """Processes in a sandbox's groups, those of commands included."""
-    return _members(layout, sandbox, "cgroup.procs")
+    return _members(directories(layout, sandbox), "cgroup.procs")
 
 
 def threads(layout: Layout, sandbox: str) -> set[int]:
-    """Threads in a sandbox's groups of the v2 hierarchy, where all of them are."""
-    return _members(msgspec.structs.replace(layout, v1={}), sandbox, "cgroup.threads")
+    """Threads of what a sandbox runs, its aether aside."""
+    return _members([layout.v2_base() / sandbox / "work"], "cgroup.threads")
 
 
-def _members(layout: Layout, sandbox: str, file: str) -> set[int]:
+def _members(directories: list[Path], file: str) -> set[int]:
     ids: set[int] = set()
-    for directory in directories(layout, sandbox):
+    for directory in directories:
         for part, _, _ in os.walk(directory):
             ids |= {int(number) for number in files.read(Path(part, file)).split()}
     return ids - {0}

@@ -34,7 +34,7 @@ class CgroupPlan:
     work_v2: str
     work_v1: list[str]
     meters: Meters | None
-    """None where memory is not limited, or time not counted."""
+    """None where memory or time is not limited, or time not counted."""
 
 
 def plan(layout: Layout, sandbox: str, bounds: Bounds) -> CgroupPlan:
@@ -91,13 +91,25 @@ def _class(writes: ClassWrites, layout: Layout, bounds: Bounds) -> files.Writes:
 
 def _meters(layout: Layout, sandbox: str) -> Meters | None:
     memory, v2 = memory_group(layout, sandbox), layout.v2_base() / sandbox
-    if memory is None or not (layout.v2 or "cpuacct" in layout.v1):
+    time = v2 / "cpu.stat" if layout.v2 else _of_v1(layout, sandbox, "cpuacct", "cpuacct.stat")
+    in_v2 = "cpu" in layout.v2_controllers
+    share = v2 / "work/cpu.max" if in_v2 else _of_v1(layout, sandbox, "cpu", "cpu.cfs_quota_us")
+    if memory is None or time is None or share is None:
         return None
-    cpuacct = Path(layout.v1.get("cpuacct", "")) / layout.base / sandbox / "cpuacct.stat"
     names = memory2.METERS if "memory" in layout.v2_controllers else memory1.METERS
     limit, usage, stat = (str(memory / name) for name in names)
-    cpu = v2 / "cpu.stat" if layout.v2 else cpuacct
-    return Meters(memory_limit=limit, memory_usage=usage, memory_stat=stat, cpu_time=str(cpu))
+    return Meters(
+        memory_limit=limit,
+        memory_usage=usage,
+        memory_stat=stat,
+        cpu_time=str(time),
+        cpu_limit=str(share),
+    )
+
+
+def _of_v1(layout: Layout, sandbox: str, controller: str, name: str) -> Path | None:
+    directory = layout.v1.get(controller)
+    return Path(directory) / layout.base / sandbox / name if directory else None
 
 
 def memory_group(layout: Layout, sandbox: str) -> Path | None:

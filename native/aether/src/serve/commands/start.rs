@@ -7,6 +7,7 @@ use crate::serve::proto::{self, CommandArgs, Env, Refusal};
 use crate::serve::ring::Ring;
 use crate::serve::server::{Owner, Server, Source, Timer};
 use crate::serve::users::{Accounts, User};
+use crate::sys::affinity;
 use crate::sys::process::{self, Exec, ExecStep, Forked};
 use serde_bytes::ByteBuf;
 use std::ffi::CString;
@@ -51,10 +52,11 @@ impl Server {
             }
             None => None,
         };
+        let processors = self.processors();
+        // Where the kernel has put it, which is where there is room.
+        let confine = || affinity::narrow(processors).and_then(|()| self.confinement.apply());
         match process::fork(cgroup.as_ref().map(Cgroup::fd)) {
-            Ok(Forked::Child) => {
-                process::execute(&exec, told.as_raw_fd(), &self.tasks, &|| self.confinement.apply())
-            }
+            Ok(Forked::Child) => process::execute(&exec, told.as_raw_fd(), &self.tasks, &confine),
             Ok(Forked::Parent(pid)) => Ok(Launch { exec, pid, report, cgroup }),
             Err(error) => {
                 self.leftovers.extend(cgroup);
