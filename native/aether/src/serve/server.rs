@@ -216,7 +216,8 @@ impl Server {
 
     /// The clock of all limits: it stands still while the sandbox is paused.
     fn now(&self) -> Instant {
-        self.held.unwrap_or_else(Instant::now) - self.uncounted
+        let now = self.held.unwrap_or_else(Instant::now);
+        now.checked_sub(self.uncounted).unwrap_or(now) // never more than has passed
     }
 
     /// Time does not count from here on: the sandbox is about to be frozen.
