@@ -77,11 +77,11 @@ def test_it_is_shown_what_its_groups_hold_it_to() -> None:
     spec = made(SandboxSpec(image="debian"))
     top = "/cg/dsec-n001/sbxn0010000000000000000"
     assert spec.meters == Meters(
-        memory_limit=f"{top}/work/memory.max",
-        memory_usage=f"{top}/work/memory.current",
-        memory_stat=f"{top}/work/memory.stat",
+        memory_limit=f"{top}/{WORK}/memory.max",
+        memory_usage=f"{top}/{WORK}/memory.current",
+        memory_stat=f"{top}/{WORK}/memory.stat",
         cpu_time=f"{top}/cpu.stat",
-        cpu_limit=f"{top}/work/cpu.max",
+        cpu_limit=f"{top}/{WORK}/cpu.max",
     )
 
 
