@@ -23,6 +23,7 @@ from dsec.wire.launch import LaunchSpec, Meters
 from dsec.wire.sandbox import Limits, SandboxSpec
 from tests.unit.edge.node import image
 
+WORK = "work"
 HOST = HostFacts(nofile_max=20_000, fuse=True)
 LAYOUT = Layout(base="dsec-n001", v2="/cg", v2_controllers=["memory", "cpu", "pids"])
 
