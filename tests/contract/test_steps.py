@@ -46,6 +46,18 @@ async def test_another_operation_under_a_number_that_is_taken(sandbox: Sandbox) 
         await sandbox.steps().exec([PROBE, "echo", "two"])
 
 
+async def test_an_operation_of_another_kind_under_a_number_that_is_taken(sandbox: Sandbox) -> None:
+    steps = sandbox.steps()
+    await steps.files.write("/tmp/a", b"1")
+    await steps.run_shell("true")
+    again = sandbox.steps()
+    with pytest.raises(Conflict):
+        await again.run_shell("touch /tmp/never")
+    with pytest.raises(Conflict):
+        await again.files.write("/tmp/never", b"")
+    assert "/tmp/never" not in [entry.path for entry in await sandbox.files.list("/tmp")]
+
+
 async def test_a_replay_does_it_all_again(client: DSecClient, sandbox: Sandbox) -> None:
     await program(sandbox.steps("try"))
     replay = await client.replay(sandbox.id)

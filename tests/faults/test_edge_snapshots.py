@@ -19,7 +19,7 @@ from dsec.wire.edge_v1 import CreateOnEdge, ListFilter
 from dsec.wire.sandbox import Fork, Pack
 from tests.unit.edge.node import request
 from tests.unit.edge.packable import PackableNode, nothing
-from tests.unit.edge.test_packing import happened
+from tests.unit.edge.test_packing import happened, restored
 
 STEPS = 2
 Act = Callable[[EdgeService], Awaitable[object]]
@@ -158,7 +158,7 @@ async def test_packing(node: PackableNode) -> None:
 
 
 async def _check_restored(node: PackableNode, edge: EdgeService) -> None:
-    child = (await edge.create(request(image="snapshots/p/s"))).id
+    child = (await edge.create(restored("s", "me"))).id
     file = node.root / "state" / "sandboxes" / child / TRAJECTORY
     assert sum(entry.inherited for entry in read(file)) == STEPS
 
@@ -170,7 +170,7 @@ async def test_restoring(node: PackableNode) -> None:
             await edge.pack(parent, Pack(name="s"), "me")
         kill_at, told = 1, False
         while not told:
-            asked = request(image="snapshots/p/s")
+            asked = restored("s", "me")
 
             async def restore(edge: EdgeService, wanted: CreateOnEdge = asked) -> object:
                 return await edge.create(wanted)

@@ -206,4 +206,4 @@ def test_the_end_of_a_process_between_two_looks_is_no_error(layout: Layout, work
     with pidfd.opened(worker.process.pid) as descriptor:
         worker.end()
         assert descriptor is not None
-        assert refilling._refill(worker.process.pid, mmap.PAGESIZE) == 0
+        assert refilling._refill(worker.process.pid, mmap.PAGESIZE, iter(range(9))) == 0

@@ -215,7 +215,7 @@ async def test_a_fork_stands_on_a_layer_without_a_name(
         wanted = Pack(name="fork", clean=False)
         async with images.snapshots.packing(box.upper, box.environment, wanted) as work:
             await work.look()
-            await work.take(frozenset())
+            await work.take()
             digest = await work.layer()
             environment = await work.over(digest)
             await images.environments.hold(environment, "child")
@@ -273,10 +273,33 @@ async def test_a_child_that_dies_is_told_and_leaves_nothing(
             await work.look()
             (box.upper / "file").unlink()
             shutil.rmtree(tmp_path / "images/tmp" / work.work.directory.name)
+
+            async def taken() -> str:
+                await work.take()  # by then it may have opened all it needs for that
+                return await work.layer()
+
             with pytest.raises((InternalError, FileNotFoundError)):
-                await work.take(frozenset())
+                await taken()
     assert list((tmp_path / "images/tmp").iterdir()) == []
     assert await images.snapshots.list("root") == []
+
+
+async def test_what_becomes_large_between_the_looks_is_packed_in_a_child(
+    images: ImageService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(packing, "GROWN", Limits(entries=100, size_bytes=10_000))
+    async with boxed(images, BASE, "box", tmp_path) as box:
+        wanted = Pack(name="grown")
+        async with images.snapshots.packing(box.upper, box.environment, wanted) as work:
+            await work.look()
+            (box.root / "large").write_bytes(b"large" * 10_000)
+            assert not await work.take()
+            await work.look()
+            assert isinstance(work._worker, packing.InChild)
+            assert await work.take()
+            shown = await work.keep(box.facts("grown"))
+    async with seen(images, EnvironmentRef(image=shown.image), "again", tmp_path) as root:
+        assert (root / "large").read_bytes() == b"large" * 10_000
 
 
 @pytest.mark.adversarial
@@ -310,9 +333,7 @@ async def test_hostile_trees_are_refused(
     assert await images.snapshots.list("root") == []
 
 
-async def test_stores_into_mappings_are_seen_if_told_of(
-    images: ImageService, tmp_path: Path
-) -> None:
+async def test_stores_into_mappings_are_seen(images: ImageService, tmp_path: Path) -> None:
     async with boxed(images, BASE, "box", tmp_path) as box:
         (box.root / "mapped").write_bytes(bytes(100_000))
         file = os.open(box.root / "mapped", os.O_RDWR)
@@ -326,7 +347,7 @@ async def test_stores_into_mappings_are_seen_if_told_of(
                 before = (box.upper / "mapped").stat()
                 memory[1] = 2
                 assert (box.upper / "mapped").stat().st_ctime_ns == before.st_ctime_ns
-                await work.take(frozenset({(before.st_dev, before.st_ino)}))
+                await work.take()
                 shown = await work.keep(box.facts("mapped"))
     async with seen(images, EnvironmentRef(image=shown.image), "again", tmp_path) as root:
         assert (root / "mapped").read_bytes()[:3] == b"\1\2\0"

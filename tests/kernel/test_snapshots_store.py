@@ -136,6 +136,46 @@ async def test_a_store_that_is_away_is_waited_for(
             assert (root / "file").read_text() == "kept"
 
 
+async def test_a_name_given_twice_while_the_store_was_away_means_the_stores(
+    node: Callable[[str], Node], store: Path, tmp_path: Path
+) -> None:
+    away = store.with_name("away")
+
+    async def packed(images: ImageService, text: str) -> str:
+        async with boxed(images, BASE, f"box-{text}", tmp_path) as box:
+            (box.root / "file").write_text(text)
+            return (await box.pack(images, "snap")).digest
+
+    async def text(images: ImageService) -> str:
+        wanted = EnvironmentRef(image="snapshots/root/snap")
+        async with seen(images, wanted, "again", tmp_path) as root:
+            return (root / "file").read_text()
+
+    async with node("one").running() as one:
+        await imported(one, "base", tar_of(FILES))
+        take_away(store, away)
+        first = await packed(one, "first")
+    bring_back(store, away)
+    async with node("two").running() as two:
+        second = await packed(two, "second")
+        await sent(two, "snap")
+    for _ in range(2):  # a restart changes nothing
+        async with node("one").running() as one:
+
+            async def is_told(images: ImageService = one) -> bool:
+                return any(view.conflict for view in await images.snapshots.list("root"))
+
+            await until(is_told)
+            views = await one.snapshots.list("root")
+            told = {(view.digest, view.stored, view.conflict) for view in views}
+            assert told == {(first, False, True), (second, True, False)}
+            assert (await one.snapshots.get("root", "snap")).digest == second
+            assert await text(one) == "second"
+    async with node("one").running() as one:
+        await one.snapshots.remove("root", "snap")
+        assert await one.snapshots.list("root") == []
+
+
 async def test_what_others_removed_is_gone_here(
     node: Callable[[str], Node], tmp_path: Path
 ) -> None:

@@ -46,7 +46,7 @@ class Box:
         async with images.snapshots.packing(self.upper, self.environment, wanted) as packing:
             if look:
                 await packing.look()
-            await packing.take(frozenset())
+            assert await packing.take()
             return await packing.keep(self.facts(name))
 
     def facts(self, name: str, project: str = "root") -> SnapshotFacts:

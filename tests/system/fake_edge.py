@@ -18,7 +18,7 @@ from dsec.base.states import FINAL, SandboxState, StopReason
 from dsec.edge.environment_routes import environment_routes
 from dsec.edge.snapshot_routes import snapshot_routes
 from dsec.kit.http import Handler, LateJson, Ndjson, Route, json_response, make_app, read_body
-from dsec.wire.edge_v1 import CreateOnEdge, ImageEvent, ListFilter
+from dsec.wire.edge_v1 import PRINCIPAL_HEADER, CreateOnEdge, ImageEvent, ListFilter
 from dsec.wire.public_v1 import (
     BuildImage,
     ImageProgress,
@@ -44,6 +44,7 @@ class FakeEdge(FakeEnvironments):
         self.hang = False
         self.gate: anyio.Event | None = None
         self.cancelled = anyio.Event()
+        self.port_callers: list[str] = []
         self.app = edge_app(self)
 
     def full(self) -> None:
@@ -261,6 +262,7 @@ class Handlers:
     async def port(self, socket: WebSocket) -> None:
         if socket.path_params["port"] == "1":
             raise NotFound("nothing listens", kind="port")
+        self.edge.port_callers.append(socket.headers.get(PRINCIPAL_HEADER, ""))
         await socket.accept()
         try:
             while data := await socket.receive_bytes():

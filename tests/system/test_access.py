@@ -51,7 +51,7 @@ NEEDS: dict[str, Permission | None] = {
     "GET /v1/snapshots": P.SANDBOX_READ,
     "GET /v1/snapshots/{name}": P.SANDBOX_READ,
     "DELETE /v1/snapshots/{name}": P.SANDBOX_OPERATE,
-    "GET /v1/snapshots/{name}/diff": P.SANDBOX_READ,
+    "GET /v1/snapshots/{name}/diff": P.SANDBOX_OPERATE,
     "GET S": P.SANDBOX_READ,
     "DELETE S": P.SANDBOX_STOP,
     "GET S/processes": P.SANDBOX_READ,

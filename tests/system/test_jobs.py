@@ -10,11 +10,18 @@ import anyio
 import httpx
 import msgspec
 import pytest
+from typing_extensions import override
 
 from dsec.base.clock import SystemClock
-from dsec.base.errors import Unavailable
+from dsec.base.errors import CapacityUnavailable, Unavailable
+from dsec.base.ids import PrincipalId, ProjectId
 from dsec.control.edges import Edge
 from dsec.edge.server import make_edge_app
+from dsec.iam.keys import digest_of, mint_key
+from dsec.iam.permissions import OWNER, Permission
+from dsec.iam.principals import Grant, Principal
+from dsec.wire.edge_v1 import CreateOnEdge
+from dsec.wire.sandbox import SandboxView
 from tests.system.fake_edge import FakeEdge
 from tests.system.plane import Plane, bearer, control_plane
 from tests.unit.edge.node import Node
@@ -296,3 +303,61 @@ async def test_thirty_sandboxes_of_a_real_edge_pause_resume_and_end_together(
             shown = (await plane.client.get(f"/v1/sandboxes/{other}")).json()
             assert shown["state"] == "running"
         await moved(plane, "reap", job="other")
+
+
+async def test_what_may_not_be_created_is_not_forked() -> None:
+    async with control_plane([FakeEdge()]) as plane:
+
+        async def fork(sandbox: str) -> dict[str, Any]:
+            answer = await plane.client.post(f"/v1/sandboxes/{sandbox}/fork", json={"count": 2})
+            error: dict[str, Any] = answer.json()["error"]
+            return error
+
+        passed_on = {"kind": "route"}  # the fake has none
+        await hold(plane, on_superseded="pause")
+        old = (await create(plane)).json()["id"]
+        free = (await create(plane, job=None)).json()["id"]
+        assert (await fork(old))["details"] == passed_on
+        await hold(plane, on_superseded="pause")
+        refused = await fork(old)
+        assert (refused["code"], refused["details"]["reason"]) == ("conflict", "superseded")
+        assert (await fork((await create(plane)).json()["id"]))["details"] == passed_on
+        await plane.client.delete("/v1/jobs/run/lease?epoch=2")
+        assert (await fork(old))["details"]["reason"] == "superseded"
+        assert (await fork(free))["details"] == passed_on
+
+
+async def test_a_fork_needs_the_right_to_create() -> None:
+    async with control_plane([FakeEdge()]) as plane:
+        sandbox = (await create(plane)).json()["id"]
+        key, root = mint_key(), ProjectId("root")
+        rights = OWNER - {Permission.SANDBOX_CREATE}
+        agent = Principal(PrincipalId("a"), "a", "person", root, (Grant(root, rights),))
+        await plane.directory.add_principal(agent)
+        await plane.directory.add_key(digest_of(key), agent.id, "test")
+        place = f"/v1/sandboxes/{sandbox}"
+        used = await plane.client.get(f"{place}/headers", headers=bearer(key))
+        assert used.status_code == 200
+        refused = await plane.client.post(f"{place}/fork", json={}, headers=bearer(key))
+        assert refused.status_code == 403
+        assert refused.json()["error"]["details"]["permission"] == "sandbox:create"
+
+
+@pytest.mark.parametrize("key", ["", "k"])
+async def test_an_epoch_that_is_over_is_not_taken_to_another_node(key: str) -> None:
+    class Slow(FakeEdge):
+        """Full, which is told when the job has changed hands."""
+
+        @override
+        async def create(self, request: CreateOnEdge) -> SandboxView:
+            asked.append(request.spec.epoch)
+            await hold(plane)
+            raise CapacityUnavailable("full")
+
+    asked: list[int] = []
+    async with control_plane([Slow("n001"), Slow("n002")]) as plane:
+        await hold(plane)
+        refused = await create(plane, key)
+        assert refused.status_code == 409
+        assert refused.json()["error"]["details"]["reason"] == "superseded"
+        assert asked == [1]

@@ -313,7 +313,9 @@ async def test_websockets(way: str, tmp_path: Path, caplog: pytest.LogCaptureFix
         s = await far.sandbox()
         url = far.url.replace("http", "ws", 1) + s
         headers = bearer(far.plane.keys.owner)
-        async with connect(f"{url}/ports/8000", additional_headers=headers) as socket:
+        lie = {"X-Dsec-Principal": "somebody else"}
+        async with connect(f"{url}/ports/8000", additional_headers=headers | lie) as socket:
+            assert far.edge.port_callers == ["owner"]
             big = bytes(range(256)) * 4000
             await socket.send(big)
             assert await socket.recv() == big[::-1]

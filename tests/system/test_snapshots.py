@@ -8,7 +8,7 @@ from typing_extensions import override
 from dsec.base.errors import Unavailable
 from dsec.base.ids import PrincipalId, ProjectId
 from dsec.iam.keys import digest_of, mint_key
-from dsec.iam.permissions import READER
+from dsec.iam.permissions import OWNER, READER
 from dsec.iam.principals import Grant, Principal
 from dsec.wire.edge_v1 import CreateOnEdge
 from dsec.wire.sandbox import SandboxView
@@ -129,14 +129,50 @@ async def test_the_edge_is_told_who_restores_and_the_root_may() -> None:
         assert [asked.project for asked in edge.asked] == ["team", "root"]
 
 
+async def reader_of(plane: Plane, *grants: Grant) -> str:
+    """The key of one who may see what is in the project `team`, and no more of it."""
+    key, team = mint_key(), ProjectId("team")
+    home = grants[0].project if grants else team
+    reader = Principal(PrincipalId("r"), "r", "person", home, (*grants, Grant(team, READER)))
+    await plane.directory.add_principal(reader)
+    await plane.directory.add_key(digest_of(key), reader.id, "test")
+    return key
+
+
+async def test_what_is_inside_is_not_for_a_reader() -> None:
+    edge = Listening()
+    edge.snapshot("team", "s")
+    async with control_plane([edge]) as plane:
+        key = await reader_of(plane, Grant(ProjectId("foreign"), OWNER))
+        status, body = await create(plane, "snapshots/team/s", key)
+        assert (status, body["error"]["code"]) == (403, "permission_denied")  # type: ignore[index]
+        assert not edge.asked
+        body = {"image": "snapshots/team/s"}
+        lint = await plane.client.post("/v1/environments/lint", json=body, headers=bearer(key))
+        assert lint.status_code == 403
+
+
+async def test_what_a_build_left_behind_is_linted_by_its_packer_alone() -> None:
+    edge = FakeEdge()
+    edge.snapshot("team", "mine", cleaned=False, packed_by="owner")
+    edge.snapshot("team", "all", cleaned=True, packed_by="owner")
+    async with control_plane([edge]) as plane:
+
+        async def lint(name: str, key: str) -> int:
+            body = {"image": f"snapshots/team/{name}"}
+            path = "/v1/environments/lint"
+            return (await plane.client.post(path, json=body, headers=bearer(key))).status_code
+
+        assert await lint("mine", plane.keys.team) == 403
+        assert await lint("mine", plane.keys.owner) == 200
+        assert await lint("all", plane.keys.team) == 200
+
+
 async def test_a_reader_sees_and_does_not_remove() -> None:
     edge = FakeEdge()
     edge.snapshot("team", "s")
     async with control_plane([edge]) as plane:
-        key, team = mint_key(), ProjectId("team")
-        reader = Principal(PrincipalId("r"), "r", "person", team, (Grant(team, READER),))
-        await plane.directory.add_principal(reader)
-        await plane.directory.add_key(digest_of(key), reader.id, "test")
+        key = await reader_of(plane)
         assert await names(plane, key) == ["s"]
         refused = await plane.client.delete("/v1/snapshots/s", headers=bearer(key))
         assert refused.status_code == 403

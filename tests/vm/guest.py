@@ -42,6 +42,7 @@ ENVIRONMENT = {
     "DSEC_GUEST": "1",
     "PATH": "/usr/bin:/usr/sbin",
     "HOME": "/root",
+    "TMPDIR": "/scratch",
 }
 PYTEST = ("-q", "--tb=short", "--no-header", "-p", "anyio", "-p", "tests.vm.reporting")
 WITHOUT = ("-p", "no:cacheprovider", "-o", "faulthandler_timeout=100", "--color=no")

@@ -57,7 +57,7 @@ class Apiserver:
         authenticator = Authenticator(stores.directory, clock)
 
         def guarded(here: ASGIApp) -> ASGIApp:
-            return Gateway(here, authenticator, ownership, edges, public)
+            return Gateway(here, authenticator, ownership, edges, public, self.sandboxes.check_fork)
 
         self.app = make_app(table, clock, wrap=guarded)
 

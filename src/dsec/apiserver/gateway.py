@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Awaitable, Callable, Collection
 
 from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from dsec.apiserver.auth import Authenticator
 from dsec.base.errors import NotFound
-from dsec.base.ids import sandbox_id
+from dsec.base.ids import SandboxId, sandbox_id
 from dsec.control.access import Caller
 from dsec.control.edges import Edges
 from dsec.control.ownership import Ownership
@@ -37,18 +37,21 @@ class Gateway:
         ownership: Ownership,
         edges: Edges,
         public: Collection[str],
+        check_fork: Callable[[Caller, SandboxId], Awaitable[None]],
     ) -> None:
         self._here = here
         self._authenticator = authenticator
         self._ownership = ownership
         self._edges = edges
         self._public = frozenset(public)
+        self._check_fork = check_fork
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection.
 
         Raises:
-            Unauthenticated, PermissionDenied, NotFound, Unavailable: before anything is answered.
+            Unauthenticated, PermissionDenied, NotFound, Conflict, Unavailable: before anything is
+                answered.
         """
         if scope["type"] == "lifespan" or scope["path"] in self._public:
             await self._here(scope, receive, send)
@@ -69,6 +72,8 @@ class Gateway:
         sandbox = sandbox_id(name)
         permission = permission_for(scope.get("method", "GET"), operation)
         await self._ownership.require(caller, permission, sandbox)
+        if operation == "fork":  # it makes sandboxes, besides
+            await self._check_fork(caller, sandbox)
         headers = [h for h in scope["headers"] if not _DROPPED.fullmatch(h[0])]
         headers.append((PRINCIPAL_HEADER.encode(), caller.principal.id.encode()))
         await self._edges.of(sandbox).forward({**scope, "headers": headers}, receive, send)

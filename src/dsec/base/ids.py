@@ -51,6 +51,11 @@ def derive_sandbox_id(node: NodeId, *of: str) -> SandboxId:
     return SandboxId(f"sbx{node}{''.join(_ALPHABET[byte % 32] for byte in digest[:16])}")
 
 
+def child_id(parent: SandboxId, key: str, index: int) -> SandboxId:
+    """The id of a child of a fork under a key: it lives on its parent's node."""
+    return derive_sandbox_id(node_of(parent), parent, key, str(index))
+
+
 def sandbox_id(text: str) -> SandboxId:
     """Check a sandbox id.
 

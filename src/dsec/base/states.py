@@ -33,7 +33,7 @@ class StopReason(enum.StrEnum):
 S = SandboxState
 TRANSITIONS: dict[SandboxState, frozenset[SandboxState]] = {
     S.CREATING: frozenset({S.RUNNING, S.STOPPING, S.FAILED, S.LOST}),
-    S.RUNNING: frozenset({S.PAUSING, S.STOPPING, S.FAILED, S.LOST}),
+    S.RUNNING: frozenset({S.PAUSING, S.PAUSED, S.STOPPING, S.FAILED, S.LOST}),
     S.PAUSING: frozenset({S.PAUSED, S.RUNNING, S.STOPPING, S.FAILED, S.LOST}),
     S.PAUSED: frozenset({S.RESUMING, S.STOPPING, S.FAILED, S.LOST}),
     S.RESUMING: frozenset({S.RUNNING, S.PAUSED, S.STOPPING, S.FAILED, S.LOST}),

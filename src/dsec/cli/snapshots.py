@@ -40,9 +40,15 @@ def _row(view: SnapshotView, now: float) -> list[Cell]:
         str(view.entries),
         format_size(view.size_bytes),
         age(now - view.created_at) if view.created_at else "",
-        "yes" if view.stored else "no",
+        _stored(view),
         view.description,
     ]
+
+
+def _stored(view: SnapshotView) -> Cell:
+    if view.conflict:
+        return ("name taken", "red")
+    return "yes" if view.stored else "on one node"
 
 
 @verb
@@ -70,7 +76,7 @@ async def show(name: SnapshotName, *, json: Json = False) -> None:
         ("files", f"{view.entries} entries, {format_size(view.size_bytes)}"),
         ("left out", str(view.left_out)),
         ("residue", "cleaned away" if view.cleaned else ("kept: for who packed it", "yellow")),
-        ("stored", "yes" if view.stored else "on one node only"),
+        ("stored", _stored(view)),
         ("description", view.description),
     ]
     print_table(["FACT", "VALUE"], [list(fact) for fact in facts])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dsec.base.errors import NotFound, PermissionDenied
+from dsec.base.snapshots import project_in
 from dsec.control import everywhere
 from dsec.control.access import Caller
 from dsec.control.edges import Edges
@@ -24,12 +26,27 @@ class Environments:
         them there.
 
         Raises:
-            PermissionDenied: the caller may not create sandboxes.
+            PermissionDenied: the caller may not create sandboxes, or not restore that snapshot.
             NotFound: no node has the image or a layer.
         """
         caller.require(Permission.SANDBOX_CREATE, caller.project)
         require_image(caller, request.image)
+        await self._check_residue(caller, request.image)
         return await everywhere.first(self._edges, lambda api: api.lint(request))
+
+    async def _check_residue(self, caller: Caller, image: str) -> None:
+        """As restoring does: what a build left behind in a snapshot is its packer's alone."""
+        project = project_in(image)
+        if not project:
+            return
+        answers = await everywhere.gather(self._edges, lambda api: api.snapshots(project))
+        found = [view for views in answers for view in views if view.image == image]
+        if not found:
+            raise NotFound(f"no image {image}", kind="image")
+        if any(not view.cleaned and view.packed_by != caller.principal.id for view in found):
+            raise PermissionDenied(
+                f"{image} was packed with what its build left behind: only who packed it may lint it"
+            )
 
     async def trace(self, caller: Caller, wanted: TraceQuery) -> TraceView:
         """What a run read of an environment; the latest recording any node has.

@@ -18,6 +18,7 @@ from dsec.base.errors import InvalidRequest, Unavailable
 from dsec.control.remote import CONNECT_TIMEOUT_S, EdgeLink, refused_us
 from dsec.kit import log
 from dsec.kit.generators import closing
+from dsec.wire.edge_v1 import PRINCIPAL_HEADER
 
 _HOP_BY_HOP = frozenset(
     {
@@ -32,6 +33,7 @@ _HOP_BY_HOP = frozenset(
     }
 )
 _OURS = _HOP_BY_HOP | {b"host", b"expect", b"x-request-id"}
+_PRINCIPAL = PRINCIPAL_HEADER.lower().encode()
 MAX_MESSAGE_BYTES = 16 << 20
 
 
@@ -115,6 +117,9 @@ class Forward:
 
     async def _connect(self, scope: Scope) -> ClientConnection:
         headers = {"X-Request-Id": log.request_id.get()}
+        for name, value in scope["headers"]:
+            if name == _PRINCIPAL:  # the rest is the client's handshake, which ends here
+                headers[PRINCIPAL_HEADER] = value.decode("latin-1")
         if self._link.token:
             headers["Authorization"] = f"Bearer {self._link.token}"
         # The pings are the edge's and the client's; compressing binary streams buys nothing.

@@ -139,12 +139,21 @@ class Leases:
             if spec.epoch:
                 raise InvalidRequest("epoch: only a sandbox of a job has one", place="epoch")
             return spec
-        lease = await self._book.find(project, spec.job)
-        if not spec.epoch and (lease is None or lease.expires_at is None):
-            return spec
-        if lease is None or not _in_force(lease, spec.epoch or lease.epoch):
-            raise _not_held(lease, spec.job, spec.epoch)
-        return msgspec.structs.replace(spec, epoch=lease.epoch)
+        epoch = await self.epoch_in_force(project, spec.job, spec.epoch)
+        return msgspec.structs.replace(spec, epoch=epoch)
+
+    async def epoch_in_force(self, project: ProjectId, job: str, epoch: int) -> int:
+        """The epoch under which something may be started for a job that names this one, or none (0).
+
+        Raises:
+            Conflict: it is not in force; nothing may be started under it.
+        """
+        lease = await self._book.find(project, job)
+        if not epoch and (lease is None or lease.expires_at is None):
+            return 0
+        if lease is None or not _in_force(lease, epoch or lease.epoch):
+            raise _not_held(lease, job, epoch)
+        return lease.epoch
 
     async def forget_old(self) -> None:
         """Drop leases nobody has held for long, once an hour, for ever."""

@@ -120,13 +120,16 @@ async def _act(api: EdgeApi, sandbox: SandboxId, verb: Verb) -> SandboxView | No
                 return await api.stop(sandbox)
             case _:
                 assert_never(verb)
-    except (SandboxGone, NotFound):
-        return await _over(api, sandbox)
+    except (SandboxGone, NotFound) as exc:
+        return await _over(api, sandbox, exc)
 
 
-async def _over(api: EdgeApi, sandbox: SandboxId) -> SandboxView | None:
-    """It has ended meanwhile: nothing is left to be done to it."""
+async def _over(api: EdgeApi, sandbox: SandboxId, refusal: DsecError) -> SandboxView | None:
+    """It has ended meanwhile: nothing is left to be done to it; if it has not, what was said holds."""
     try:
-        return await api.get(sandbox)
+        view = await api.get(sandbox)
     except NotFound:
         return None
+    if view.state not in FINAL:
+        raise refusal
+    return view

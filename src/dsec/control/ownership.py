@@ -11,6 +11,7 @@ from dsec.base.ids import ProjectId, SandboxId
 from dsec.control.access import Caller
 from dsec.control.edges import Edges
 from dsec.iam.permissions import Permission
+from dsec.wire.sandbox import SandboxView
 
 REMEMBERED = 65536
 LOOK_TIMEOUT_S = 5.0
@@ -44,15 +45,22 @@ class Ownership:
         if project is not None:
             self._projects.move_to_end(sandbox)
             return project
+        return ProjectId((await self.look(sandbox)).project)
+
+    async def look(self, sandbox: SandboxId) -> SandboxView:
+        """A sandbox as it stands now.
+
+        Raises:
+            NotFound: there is no such sandbox. Unavailable: its edge is away.
+        """
         edge = self._edges.of(sandbox)
         try:
             with anyio.fail_after(LOOK_TIMEOUT_S):
                 view = await edge.api.get(sandbox)
         except TimeoutError:
             raise Unavailable(f"the edge of {sandbox} does not answer") from None
-        project = ProjectId(view.project)
-        self.learn(sandbox, project)
-        return project
+        self.learn(sandbox, ProjectId(view.project))
+        return view
 
     async def require(self, caller: Caller, permission: Permission, sandbox: SandboxId) -> None:
         """Allow, or raise.

@@ -119,6 +119,18 @@ class Sandboxes:
         async with self._flights.alone((creation.project, creation.key)):
             return await self._create_claimed(creation)
 
+    async def check_fork(self, caller: Caller, sandbox: SandboxId) -> None:
+        """Allow sandboxes to be made of one, as creating them would be.
+
+        Raises:
+            NotFound: there is none. PermissionDenied: the caller may not create sandboxes there.
+            Conflict: its epoch is not the one in force of its job. Unavailable: its edge is away.
+        """
+        await self._ownership.require(caller, Permission.SANDBOX_CREATE, sandbox)
+        view = await self._ownership.look(sandbox)
+        if view.job:
+            await self._leases.epoch_in_force(ProjectId(view.project), view.job, view.epoch)
+
     async def _create_anew(self, creation: Creation) -> SandboxView:
         while True:
             sandbox = self._place(creation)
@@ -201,6 +213,9 @@ class Sandboxes:
         creation.refusal = exc
 
     async def _create_on_edge(self, creation: Creation, sandbox: SandboxId) -> SandboxView:
+        if creation.refusal is not None and (job := creation.spec.job):
+            # Time has passed, and others' epochs are looked for only as long as one attempt takes.
+            await self._leases.epoch_in_force(creation.project, job, creation.spec.epoch)
         edge = self._edges.of(sandbox)
         self._edges.placed(node_of(sandbox))
         request = CreateOnEdge(

@@ -35,19 +35,19 @@ class Snapshots:
             PermissionDenied: the caller may not see sandboxes.
             NotFound: there is none. Unavailable: no node answers.
         """
-        found = {view.name: view for view in await self.list(caller)}
-        if name not in found:
+        found = [view for view in await self.list(caller) if view.name == name]
+        if not found:
             raise NotFound(f"no snapshot {name!r} in project {caller.project}", kind="snapshot")
-        return found[name]
+        return min(found, key=lambda view: view.conflict)
 
     async def diff(self, caller: Caller, name: str) -> list[DiffEntry]:
         """What one has changed, by path.
 
         Raises:
-            PermissionDenied: the caller may not see sandboxes.
+            PermissionDenied: the caller may not operate sandboxes.
             NotFound: there is none. Unavailable: no node answers.
         """
-        caller.require(Permission.SANDBOX_READ, caller.project)
+        caller.require(Permission.SANDBOX_OPERATE, caller.project)
         project = caller.project
         return await everywhere.first(self._edges, lambda api: api.snapshot_diff(project, name))
 
@@ -87,20 +87,21 @@ class Snapshots:
 
 def _merged(views: Iterable[SnapshotView]) -> list[SnapshotView]:
     """One view of each; whether any node has put it into the store."""
-    found: dict[str, SnapshotView] = {}
+    found: dict[tuple[str, str], SnapshotView] = {}
     for view in views:
-        known = found.setdefault(view.name, view)
+        key = view.name, view.digest if view.conflict else ""
+        known = found.setdefault(key, view)
         if view.stored and not known.stored:
-            found[view.name] = replace(known, stored=True)
+            found[key] = replace(known, stored=True)
     return list(found.values())
 
 
 def require_image(caller: Caller, image: str) -> None:
-    """Allow an image to be named: what is a snapshot's is seen in its project alone.
+    """Allow an image to be used: what is inside a snapshot is for those who may look into sandboxes.
 
     Raises:
         NotFound: it is a snapshot of a project the caller has no part in.
-        PermissionDenied: the caller may not see that project's sandboxes.
+        PermissionDenied: the caller may not operate that project's sandboxes.
     """
     if project := project_in(image):
-        caller.require(Permission.SANDBOX_READ, ProjectId(project), f"image {image}")
+        caller.require(Permission.SANDBOX_OPERATE, ProjectId(project), f"image {image}")

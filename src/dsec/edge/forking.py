@@ -20,13 +20,15 @@ import anyio
 import anyio.abc
 from msgspec.structs import replace
 
-from dsec.base.errors import DsecError, Unavailable
-from dsec.base.ids import NodeId, SandboxId, derive_sandbox_id, mint_sandbox_id, sandbox_id
-from dsec.edge.histories import TRAJECTORY, Histories, copy_history
+from dsec.base.errors import Conflict, DsecError, Unavailable
+from dsec.base.ids import NodeId, SandboxId, child_id, mint_sandbox_id, sandbox_id
+from dsec.edge.commands import deadline
+from dsec.edge.histories import TRAJECTORY, Histories, check_room, copy_history
 from dsec.edge.images import Images
 from dsec.edge.lifecycle.owner import Owner
 from dsec.edge.packing import Packer
 from dsec.edge.record import SandboxRecord
+from dsec.images import disk
 from dsec.images.records import Environment
 from dsec.kit.blocking import in_thread
 from dsec.kit.flights import Flights
@@ -35,6 +37,9 @@ from dsec.wire.edge_v1 import CreateOnEdge
 from dsec.wire.public_v1 import BatchItem
 from dsec.wire.sandbox import Fork, Pack, SandboxSpec, SandboxView
 
+JOB_DEADLINE_S = 300.0
+"""A fork for a job takes no longer: whoever removes what is left of a job that changed hands looks
+for late ones as long as for any creation."""
 AT_ONCE = 16
 """Children of one fork on their way; more would only wait for the same processors."""
 _WHOLE = Pack(name="fork", clean=False)
@@ -71,6 +76,10 @@ class Births(Protocol):
 
     def record_of(self, sandbox: str) -> SandboxRecord | None:
         """The facts of a sandbox that is not over."""
+        ...
+
+    def peek(self, sandbox: str) -> Owner | None:
+        """A sandbox that runs or is paused."""
         ...
 
     def layers_may_go(self) -> None:
@@ -119,6 +128,7 @@ class Forks:
         Raises (when it is listened to):
             NotFound, SandboxGone: there is no such parent. Unsupported: it has nothing to fork.
             StorageFull: no room for what it has written; no child was made.
+            DeadlineExceeded: it is a job's, and took too long; with a key, ask again for the rest.
         """
         return _Fork(self, sandbox_id(sandbox), wanted, principal).items()
 
@@ -132,6 +142,8 @@ class _Fork:
         self._sandbox = sandbox
         self._wanted = wanted
         self._principal = principal
+        self._parent = forks.births.peek(sandbox)
+        """None: it is not made yet, or over already and living children say what the rest are."""
         self._failure: DsecError | None = Unavailable("the edge is going down; ask again")
         # As large as the fork: nobody waits for a slow reader, and a departed one shows.
         self._said, self._heard = anyio.create_memory_object_stream[BatchItem](wanted.count)
@@ -153,12 +165,18 @@ class _Fork:
         try:
             # The same key twice at once: the second finds what the first has made.
             async with self._forks.keys.alone((self._sandbox, self._wanted.key or self)):
-                await self._make()
+                with self._in_time():
+                    await self._make()
             self._failure = None
         except Exception as exc:  # noqa: BLE001 - the edge outlives a bug in one fork
             self._failure = as_error(exc)
         finally:
             self._said.close()
+
+    def _in_time(self) -> contextlib.AbstractContextManager[None]:
+        if self._parent is not None and self._parent.record.spec.job is None:
+            return contextlib.nullcontext()
+        return deadline(JOB_DEADLINE_S, "the fork")
 
     async def _make(self) -> None:
         children = self._children()
@@ -166,23 +184,33 @@ class _Fork:
             plan = None
             if not all(self._births.remembers(child) for child in children):
                 plan = await self._plan(children, held)
+                await self._check_room(children, plan)
             await self._begin_all(children, plan)
+
+    async def _check_room(self, children: list[SandboxId], plan: _Plan | None) -> None:
+        if plan is not None and plan.origin.history is not None:
+            copies = sum(not self._births.remembers(child) for child in children)
+            await in_thread("disk", check_room, plan.origin.history, copies)
 
     def _children(self) -> list[SandboxId]:
         node, key = self._births.node, self._wanted.key
         count = range(self._wanted.count)
         if not key:
             return [mint_sandbox_id(node) for _ in count]
-        return [derive_sandbox_id(node, self._sandbox, key, str(index)) for index in count]
+        return [child_id(self._sandbox, key, index) for index in count]
 
-    async def _plan(self, children: list[SandboxId], held: contextlib.AsyncExitStack) -> _Plan:
-        """What the children are made of, kept until `held` lets go of it."""
+    async def _plan(
+        self, children: list[SandboxId], held: contextlib.AsyncExitStack
+    ) -> _Plan | None:
+        """What the children are made of, kept until `held` lets go of it; None: that is gone."""
         holder = f"fork-{mint_sandbox_id(self._births.node)}"
         history = self._forks.histories.scratch(holder)
         held.push_async_callback(self._let_go, holder, history)
         for child in children:
             if sibling := self._births.record_of(child):
                 return await self._as_sibling(sibling, holder, history)
+        if any(self._births.remembers(child) for child in children):
+            return None
         return await self._packed(holder, history)
 
     async def _as_sibling(self, sibling: SandboxRecord, holder: str, history: Path) -> _Plan:
@@ -193,7 +221,7 @@ class _Fork:
 
     async def _packed(self, holder: str, history: Path) -> _Plan:
         """The parent as it stands."""
-        owner = await self._births.owner(self._sandbox, awake=False)
+        owner = self._parent = await self._births.owner(self._sandbox, awake=False)
         parent = owner.record
         async with self._forks.packer.taken(owner, _WHOLE) as taken:
             environment = await taken.packing.over(await taken.packing.layer())
@@ -249,14 +277,29 @@ class _Fork:
     async def _begin(self, index: int, child: SandboxId, plan: _Plan | None) -> BatchItem:
         try:
             view = await self._births.known(child)
-            if view is None and plan is not None:
-                request = replace(plan.like, id=child)
-                view = await self._births.create(request, plan.origin)
+            if view is None:
+                view = await self._create(child, plan)
             return BatchItem(index=index, sandbox=view)
         except Exception as exc:  # noqa: BLE001 - one that fails does not end the others
             return BatchItem(index=index, error=error_body(as_error(exc)).error)
 
+    async def _create(self, child: SandboxId, plan: _Plan | None) -> SandboxView:
+        if self._parent is not None and self._parent.ended_at is not None:
+            raise self._parent.gone()
+        if plan is None:
+            raise _too_late()
+        return await self._births.create(replace(plan.like, id=child), plan.origin)
+
+
+def _too_late() -> Conflict:
+    return Conflict(
+        "it was not made with the others of this fork, which are over, and what they began with is "
+        "gone; fork under another key",
+        kind="fork",
+    )
+
 
 async def _copy(record: SandboxRecord, step: int, history: Path) -> None:
     """The first entries of a sandbox's trajectory, which may go with it while children are made."""
-    await in_thread("disk", copy_history, record.path / TRAJECTORY, step, history)
+    with disk.full_disk_named(history.parent):
+        await in_thread("disk", copy_history, record.path / TRAJECTORY, step, history)

@@ -10,17 +10,21 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import shutil
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from urllib.parse import quote, unquote
 
-from dsec.base.errors import NotFound
+from dsec.base.errors import NotFound, StorageFull
+from dsec.edge.images import SnapshotFacts
 from dsec.kit.blocking import in_thread
 from dsec.trajectory.inherit import inherit
 from dsec.wire.sandbox import SnapshotView
 
 logger = logging.getLogger("dsec.edge.histories")
 
+MAX_COPIES_BYTES = 8 << 30
+"""Of trajectories, for all the children of one fork."""
 TRAJECTORY = "trajectory"
 """Of a sandbox, in its own directory."""
 
@@ -41,8 +45,8 @@ class Histories:
         """Where the history of a fork under way is; no snapshot's."""
         return self._root / f".{name}"
 
-    def keep(self, trajectory: Path, project: str, name: str, sandbox: str, step: int) -> None:
-        """Keep the first entries of a sandbox's trajectory for a snapshot.
+    def keep(self, trajectory: Path, project: str, name: str, sandbox: str, step: int) -> bool:
+        """Keep the first entries of a sandbox's trajectory for a snapshot; False: they were there.
 
         Raises:
             OSError: it cannot be written. FileNotFoundError: the trajectory is not there any more.
@@ -50,12 +54,19 @@ class Histories:
         target = self._directory(project, name) / f"{sandbox}.{step}"
         target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         if target.exists():
-            return  # the same step of the same sandbox: the same entries
+            return False  # the same step of the same sandbox: the same entries
         unfinished = self.scratch(f"{sandbox}.{step}")
         unfinished.unlink(missing_ok=True)
         copy_history(trajectory, step, unfinished)
         if step:
             unfinished.replace(target)
+        return True
+
+    def drop(self, facts: SnapshotFacts) -> None:
+        """Remove what was kept for a snapshot that was not made after all."""
+        directory = self._directory(facts.project, facts.name)
+        (directory / f"{facts.sandbox}.{facts.step}").unlink(missing_ok=True)
+        self._tidy(directory)
 
     def find(self, snapshot: SnapshotView) -> Path | None:
         """The history of a snapshot, if it was packed here."""
@@ -68,6 +79,10 @@ class Histories:
         for file in [*directory.iterdir()] if directory.exists() else []:
             if but is None or file.name != _file(but):
                 file.unlink(missing_ok=True)
+        self._tidy(directory)
+
+    @staticmethod
+    def _tidy(directory: Path) -> None:
         with contextlib.suppress(OSError):
             directory.rmdir()
             directory.parent.rmdir()
@@ -92,6 +107,24 @@ def copy_history(trajectory: Path, step: int, target: Path) -> None:
     if step and inherit(trajectory, step, target) < step:
         target.unlink(missing_ok=True)
         raise FileNotFoundError(f"{trajectory} has no {step} entries")
+
+
+def check_room(history: Path, copies: int) -> None:
+    """See that the node has room for every child to begin with a history of its own.
+
+    Raises:
+        StorageFull: together they would take more than half of what is free, or `MAX_COPIES_BYTES`.
+    """
+    if not history.exists():
+        return
+    needed = history.stat().st_size * copies
+    room = min(shutil.disk_usage(history.parent).free // 2, MAX_COPIES_BYTES)
+    if needed > room:
+        raise StorageFull(
+            f"{copies} children would begin with {needed >> 20} MiB of trajectories, and "
+            f"{room >> 20} MiB may be: make fewer at once, or fork a sandbox with a shorter one",
+            needed_bytes=needed,
+        )
 
 
 def _quoted(text: str) -> str:

@@ -89,12 +89,11 @@ class Packing(Protocol):
         """First pass, while the sandbox runs: read what will hardly change any more."""
         ...
 
-    async def take(self, mapped: frozenset[tuple[int, int]]) -> None:
-        """Second pass, while it stands still: what changed since, and all that is `mapped`.
+    async def take(self) -> bool:
+        """Second pass, while it stands still: what changed since, and what it has open to write.
 
-        Args:
-            mapped: device and inode of files its processes have mapped to write into: stores there
-                leave no trace in times.
+        Returns:
+            Whether it was done; if not, so much has come that `look` is due again, and then this.
 
         Raises:
             StorageFull: no room.

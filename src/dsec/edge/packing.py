@@ -14,14 +14,25 @@ from pathlib import Path
 import anyio
 
 from dsec.base.clock import Clock
-from dsec.base.errors import SandboxGone, Unsupported
+from dsec.base.errors import (
+    Conflict,
+    DsecError,
+    NotFound,
+    SandboxGone,
+    Unavailable,
+    Unsupported,
+)
 from dsec.edge.backends.interface import Backend
 from dsec.edge.histories import TRAJECTORY, Histories
 from dsec.edge.images import Images, Packing, SnapshotFacts
 from dsec.edge.lifecycle.owner import Owner
+from dsec.edge.recording import Recording
+from dsec.images import disk
 from dsec.kit.blocking import in_thread
 from dsec.kit.flights import Flights
 from dsec.wire.sandbox import DiffEntry, Pack, SnapshotView
+
+NAME_PATIENCE_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +54,7 @@ class Packer:
         backends: Mapping[str, Backend],
         histories: Histories,
         clock: Clock,
-        steps: Callable[[Owner], int],
+        recording: Callable[[Owner], Awaitable[Recording]],
     ) -> None:
         """Put it together.
 
@@ -52,13 +63,13 @@ class Packer:
             backends: by name.
             histories: of its snapshots.
             clock: what time it is.
-            steps: how many entries a sandbox's trajectory has.
+            recording: a sandbox's trajectory.
         """
         self._images = images
         self._backends = backends
         self._histories = histories
         self._clock = clock
-        self._steps = steps
+        self._recording = recording
         self._turns = Flights()
 
     async def pack(self, owner: Owner, wanted: Pack, principal: str) -> SnapshotView:
@@ -70,6 +81,7 @@ class Packer:
             StorageFull: no room; nothing is left of it.
         """
         begun = self._clock.monotonic()
+        await self._check_name(owner.record.project, wanted.name)
         async with self.taken(owner, wanted) as taken:
             view = await self._kept(owner, wanted, principal, taken)
         view.duration_ms = _ms(self._clock.monotonic() - begun)
@@ -87,9 +99,9 @@ class Packer:
             frozen_ms=taken.frozen_ms,
             unclean=record.unclean,
         )
-        # The history first: a snapshot that can be seen has it. What is left of a failure is swept.
-        with _over_if_gone(owner):
-            await in_thread(
+        # The history first: a snapshot that can be seen has it. What a crash leaves is swept.
+        with _over_if_gone(owner), disk.full_disk_named(record.path.parent):
+            is_new = await in_thread(
                 "disk",
                 self._histories.keep,
                 record.path / TRAJECTORY,
@@ -98,7 +110,28 @@ class Packer:
                 record.id,
                 taken.step,
             )
-        return await taken.packing.keep(facts)
+        try:
+            return await taken.packing.keep(facts)
+        except Exception:
+            if is_new and not await self._is_kept(facts):
+                await in_thread("disk", self._histories.drop, facts)
+            raise
+
+    async def _check_name(self, project: str, name: str) -> None:
+        """Before anything is done for it, as far as it can be told soon: `keep` says it for sure."""
+        with contextlib.suppress(NotFound, Unavailable), anyio.move_on_after(NAME_PATIENCE_S):
+            await self._images.snapshots.get(project, name)
+            raise Conflict(f"there is a snapshot {name} in project {project}", kind="snapshot")
+
+    async def _is_kept(self, facts: SnapshotFacts) -> bool:
+        """Whether the snapshot is there all the same; also True if nobody can tell."""
+        try:
+            known = await self._images.snapshots.get(facts.project, facts.name)
+        except NotFound:
+            return False
+        except DsecError:
+            return True
+        return (known.sandbox, known.step) == (facts.sandbox, facts.step)
 
     @contextlib.asynccontextmanager
     async def taken(self, owner: Owner, wanted: Pack) -> AsyncIterator[Taken]:
@@ -113,18 +146,21 @@ class Packer:
             environment = owner.record.environment
             async with self._images.snapshots.packing(writable, environment, wanted) as packing:
                 with _over_if_gone(owner):
-                    taken = await self._take(owner, backend, packing)
+                    taken = await self._take(owner, packing)
                 yield taken
 
-    async def _take(self, owner: Owner, backend: Backend, packing: Packing) -> Taken:
-        # Twice: what is mapped before the first look may be stored to after it and let go again.
-        mapped = await backend.mapped(owner.record)
-        await _while_it_lives(owner, packing.look)
-        begun = self._clock.monotonic()
-        async with owner.still():
-            step = self._steps(owner)
-            await packing.take(mapped | await backend.mapped(owner.record))
-        return Taken(packing, step, _ms(self._clock.monotonic() - begun))
+    async def _take(self, owner: Owner, packing: Packing) -> Taken:
+        frozen_s = 0.0
+        recording = await self._recording(owner)  # before it stands still: it may have to be read
+        while True:
+            await _while_it_lives(owner, packing.look)
+            begun = self._clock.monotonic()
+            async with owner.still():
+                step = recording.steps
+                is_done = await packing.take()
+            frozen_s += self._clock.monotonic() - begun
+            if is_done:
+                return Taken(packing, step, _ms(frozen_s))
 
     async def diff(self, owner: Owner) -> list[DiffEntry]:
         """What it has written so far; it runs on meanwhile.

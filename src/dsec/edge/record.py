@@ -7,9 +7,10 @@ from pathlib import Path
 import msgspec
 from msgspec import Raw, Struct, field
 
+from dsec.base.states import SandboxState
 from dsec.images.records import Environment, EnvironmentPart
 from dsec.wire.public_v1 import ImageView
-from dsec.wire.sandbox import Limits, QosClass, SandboxSpec
+from dsec.wire.sandbox import Limits, QosClass, SandboxSpec, SandboxView
 
 
 class SandboxRecord(Struct, frozen=True, kw_only=True):
@@ -49,6 +50,34 @@ class SandboxRecord(Struct, frozen=True, kw_only=True):
     def path(self) -> Path:
         """Its own directory."""
         return Path(self.directory)
+
+    def view(self, node: str, state: SandboxState) -> SandboxView:
+        """What is shown of it, as far as it is written here."""
+        spec = self.spec
+        return SandboxView(
+            id=self.id,
+            node=node,
+            backend=spec.backend,
+            image=spec.image,
+            image_digest=self.image.digest,
+            workspace=self.environment.workspace,
+            toolkits=self.environment.toolkits,
+            state=state,
+            created_at=self.created_at,
+            limits=spec.limits,
+            ttl_running_stop=spec.ttl_running_stop,
+            max_lifetime_s=spec.max_lifetime_s,
+            labels=spec.labels,
+            project=self.project,
+            warnings=[*self.warnings],
+            parent=self.parent,
+            idle_action=spec.idle_action,
+            qos=spec.qos,
+            job=spec.job or "",
+            step=spec.step,
+            group=spec.group,
+            epoch=spec.epoch,
+        )
 
 
 class Resized(Struct, frozen=True, kw_only=True):

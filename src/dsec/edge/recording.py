@@ -18,6 +18,7 @@ from collections import OrderedDict
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, NamedTuple
+from weakref import WeakValueDictionary
 
 import anyio
 
@@ -38,8 +39,11 @@ logger = logging.getLogger("dsec.edge.recording")
 
 MAX_BYTES = 256 << 20
 """Of one sandbox's file; beyond it outputs, long arguments and results are left out."""
+FULL_BYTES = MAX_BYTES + (64 << 20)
+"""Beyond it nothing is recorded but what has an id of its own, which has to be known again."""
 MAX_IDS = 500_000
 """Known by their ids in memory, over all sandboxes; the rest is read again when it is wanted."""
+NOT_RECORDED = "its trajectory is full: of what is done now only operations with an id are recorded"
 SPARED = {"left_out": "the trajectory has reached its size limit"}
 
 
@@ -56,15 +60,19 @@ class Recording:
     """The trajectory of one live sandbox, as the edge adds to it."""
 
     __slots__ = (
+        "__weakref__",
         "_appender",
         "_beginning",
         "_clock",
         "_ending",
         "_kept",
         "_owner",
+        "_unwritten",
         "active",
         "heard",
+        "hearing",
         "index",
+        "trying",
     )
 
     def __init__(
@@ -76,15 +84,21 @@ class Recording:
         self._clock = clock
         self._beginning: dict[str, anyio.Event] = {}
         self._ending: dict[int, anyio.Event] = {}
+        self._unwritten = False
+        """Whether an end could not be written."""
         self.index = index
         self.active: dict[str, anyio.Event] = {}
         """Operations with an idempotency key that are going on; set when they are over."""
         self.heard: AetherChannel | None = None
         """The connection on which the ends of running commands are awaited."""
+        self.hearing: dict[int, AetherChannel] = {}
+        """Commands whose end is awaited by nobody but the record, and on which connection."""
+        self.trying: dict[int, int] = {}
+        """How many callers are asking aether for a command."""
 
     @property
     def busy(self) -> bool:
-        """Whether it has to stay in memory."""
+        """Whether it has to stay in memory although nobody is at it."""
         return bool(self.active or self._ending or self.index.running)
 
     async def begin(
@@ -136,6 +150,9 @@ class Recording:
         Raises:
             SandboxGone: it is over.
         """
+        if not ident and self.index.size >= FULL_BYTES:
+            self._owner.warnings = (NOT_RECORDED,)
+            return 0
         try:
             return await self.begin(op, ident=ident, caller=caller, args=args, digest=digest)
         except StorageFull as exc:
@@ -144,17 +161,23 @@ class Recording:
             return 0
 
     async def known(self, op: str, ident: str, digest: bytes) -> Known | None:
-        """The operation of that id, if there was one. None is said without a pause in between.
+        """The operation of that id, if there was one. What is said is so when it is said.
 
         Raises:
             Conflict: it was another operation.
         """
-        while beginning := self._beginning.get(name_of(op, ident)):
-            await beginning.wait()
-        place = self.index.find(op, ident)
-        if place is None:
-            return None
-        begun, ended = await in_thread("disk", entries, self._path, place)
+        while True:
+            while beginning := self._beginning.get(name_of(op, ident)):
+                await beginning.wait()
+            if self.index.taken(op, ident):
+                message = f"the id {ident} was used for another operation"
+                raise Conflict(message, kind="id", id=ident)
+            place = self.index.find(op, ident)
+            if place is None:
+                return None
+            begun, ended = await in_thread("disk", entries, self._path, place)
+            if self.index.find(op, ident) == place:
+                break  # nothing has come to it while it was read
         if begun is not None and begun.digest != digest:
             raise Conflict(f"the id {ident} was used for a different request", kind="id", id=ident)
         return Known(place.seq, begun, ended)
@@ -180,7 +203,8 @@ class Recording:
     ) -> None:
         """Record how an operation ended; once only, whoever else has heard of it too.
 
-        What cannot be recorded is logged: it has happened all the same, and is told.
+        What cannot be recorded is logged: it has happened all the same, and is told. Of a command it
+        is asked for again as soon as there is room.
         """
         if going := self._ending.get(seq):
             await going.wait()
@@ -199,6 +223,7 @@ class Recording:
             offset = await self._append(frame(entry))
             self.index.ended(seq, offset, outcome)
         except OSError as exc:
+            self._unwritten = True
             logger.warning(
                 "an end could not be recorded",
                 extra={"sandbox_id": self._owner.record.id, "seq": seq, "error": str(exc)},
@@ -220,6 +245,14 @@ class Recording:
             done.set()
 
     @property
+    def steps(self) -> int:
+        """How many entries it has, not counting what is going on at its end."""
+        last = self.index.last
+        while last and self.index.is_open(last):
+            last -= 1
+        return last
+
+    @property
     def _path(self) -> Path:
         """Where the file is; at the end of the sandbox it is moved."""
         return self._kept if self._owner.over.is_set() else self._owner.record.path / TRAJECTORY
@@ -230,6 +263,8 @@ class Recording:
         except FileNotFoundError:  # it is being moved
             offset = await self._appender.append(self._kept, data)
         self.index.size = offset + len(data)
+        if self._unwritten:  # and now there is room
+            self._unwritten, self.heard = False, None
         return offset
 
     def _not_written(self, exc: OSError) -> Exception:
@@ -249,16 +284,19 @@ class Recordings:
         self._clock = clock
         self._appender = Appender(clock)
         self._known: OrderedDict[str, Recording] = OrderedDict()
+        self._alive: WeakValueDictionary[str, Recording] = WeakValueDictionary()
+        """Those that somebody is at as well: never are there two of one file."""
         self._loading: dict[str, anyio.Event] = {}
 
     async def of(self, owner: Owner) -> Recording:
         """A sandbox's trajectory, read if it is not known."""
         name = owner.record.id
-        while (known := self._known.get(name)) is None:
+        while (known := self._alive.get(name)) is None:
             if loading := self._loading.get(name):
                 await loading.wait()
             else:
                 await self._load(owner)
+        self._known[name] = known
         self._known.move_to_end(name)
         return known
 
@@ -268,9 +306,8 @@ class Recordings:
         try:
             path = owner.record.path / TRAJECTORY
             index = await in_thread("disk", _load, path)
-            self._known[name] = Recording(
-                owner, self.kept / name, index, self._appender, self._clock
-            )
+            known = Recording(owner, self.kept / name, index, self._appender, self._clock)
+            self._known[name] = self._alive[name] = known
             self._make_room()
         except FileNotFoundError:
             raise owner.gone() from None
@@ -278,18 +315,10 @@ class Recordings:
             del self._loading[name]
             done.set()
 
-    def steps(self, owner: Owner) -> int:
-        """How many entries a sandbox's trajectory has, not counting what is going on at its end."""
-        known = self._known.get(owner.record.id)
-        index = known.index if known else load(owner.record.path / TRAJECTORY)
-        last = index.last
-        while last and index.is_open(last):
-            last -= 1
-        return last
-
     def forget(self, sandbox: str) -> None:
         """It is over."""
         self._known.pop(sandbox, None)
+        self._alive.pop(sandbox, None)
 
     def _make_room(self) -> None:
         total = sum(len(known.index) for known in self._known.values())

@@ -14,11 +14,15 @@ from dsec.edge.recording_values import SMALL_BYTES, bounded
 from dsec.kit.http import MAX_BODY_BYTES
 from dsec.kit.table import JSON, NDJSON
 from dsec.trajectory.index import OK, UNKNOWN
+from dsec.wire.sandbox import StreamError
 
 ANSWER_BYTES = 64 << 10
 """Of an answer, kept for the record and for who asks again."""
 INTERRUPTED = "unavailable"
+FAILURE = 400
+"""Statuses from here on: the answer is an error, in JSON."""
 _json = msgspec.json.Decoder()
+_stream_error = msgspec.json.Decoder(StreamError)
 
 
 class RequestBody:
@@ -90,6 +94,8 @@ class Answer:
         self._kept = bytearray()
         self._size = 0
         self._children: list[str] = []
+        self._last = b""
+        """The last line of an answer that is a stream, if it is short."""
         self.status = 0
 
     async def __call__(self, message: Message) -> None:
@@ -108,19 +114,27 @@ class Answer:
 
     def _keep(self, data: bytes) -> None:
         self._size += len(data)
-        if self._media_type == NDJSON:
+        if self._media_type == NDJSON and self.status < FAILURE:
             self._children += _children(data)
-        elif self._media_type == JSON and len(self._kept) + len(data) <= ANSWER_BYTES:
+            self._last = _last_line(data) or self._last
+        elif self._kept_whole and len(self._kept) + len(data) <= ANSWER_BYTES:
             self._kept += data
+
+    @property
+    def _kept_whole(self) -> bool:
+        return self._media_type == JSON or self.status >= FAILURE
 
     def outcome(self) -> tuple[str, dict[str, Any]]:
         """What the answer says: `ok` and its content, or an error's code."""
+        broken = _broken(self._last)
         if self._media_type == NDJSON and self._children:
-            return OK, {"children": self._children}
+            return OK, {"children": self._children} | ({"error": broken.message} if broken else {})
+        if broken:
+            return broken.code, {"message": broken.message}
         said = self._said()
         if isinstance(said, dict) and isinstance(error := said.get("error"), dict):
             return str(error.get("code", "")), {"message": error.get("message", "")}
-        if self.status >= 400:
+        if self.status >= FAILURE:
             return INTERRUPTED, {"status": self.status}
         return OK, _result(said) if self._media_type == JSON else {"size_bytes": self._size}
 
@@ -137,6 +151,19 @@ def _result(said: object) -> dict[str, Any]:
     if said is None:
         return {}
     return said if isinstance(said, dict) else bounded({"answer": said})
+
+
+def _last_line(lines: bytes) -> bytes:
+    last = lines.rstrip().rpartition(b"\n")[2]
+    return last if len(last) <= SMALL_BYTES else b""
+
+
+def _broken(line: bytes) -> StreamError | None:
+    """Why a stream ended, if that is what its last line says."""
+    try:
+        return _stream_error.decode(line)
+    except msgspec.MsgspecError:
+        return None
 
 
 def _children(lines: bytes) -> list[str]:

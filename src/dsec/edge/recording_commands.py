@@ -21,6 +21,7 @@ import msgspec
 from dsec.base.errors import DsecError, NotFound, SandboxGone
 from dsec.edge import commands
 from dsec.edge.calls import Heard
+from dsec.edge.channel import AetherChannel
 from dsec.edge.charge import Charge
 from dsec.edge.lifecycle.owner import Owner
 from dsec.edge.recording import Known, Recording, Recordings
@@ -167,8 +168,10 @@ class RecordedCommands:
         facts = msgspec.to_builtins(spec)
         del facts["command_id"]
         digest = digest_of(facts)
-        if known := await recording.known(COMMAND, command, digest):
+        known = await recording.known(COMMAND, command, digest)
+        if known and (known.ended or recording.index.is_open(known.seq)):
             return _Run(recording, command, known.seq, _result_if_over(known))
+        # One that is closed without its own end was never started: it begins now.
         seq = await recording.attempt(
             COMMAND, ident=command, caller=principal, args=bounded(facts), digest=digest
         )
@@ -184,38 +187,46 @@ class RecordedCommands:
             raise
 
     async def _tried(self, owner: Owner, run: _Run, work: Callable[[], Awaitable[T]]) -> T:
-        try:
-            return await work()
-        except SandboxGone:
-            raise
-        except DsecError as exc:
-            await self._settle(owner, run, exc)
-            raise
+        with _trying(run):
+            try:
+                return await work()
+            except SandboxGone:
+                raise
+            except DsecError as exc:
+                await self._settle(owner, run, exc)
+                raise
 
     async def _settle(self, owner: Owner, run: _Run, error: DsecError) -> None:
         """It failed: if aether does not know it, it never ran and its id is free again."""
         try:
             await commands.view(owner, run.command)
         except NotFound:
-            await run.recording.end(run.seq, error.code, {"message": error.message})
+            if run.recording.trying[run.seq] == 1:  # else another caller may have it started yet
+                await run.recording.end(run.seq, error.code, {"message": error.message})
         except DsecError:
             run.recording.heard = None  # asked for again when the sandbox is used next
         else:
             self._hear(owner, run.recording, run.command)
 
     def _hear(self, owner: Owner, recording: Recording, command: str) -> None:
-        """Have a running command's end recorded when it comes."""
+        """Have a running command's end recorded when it comes; asked for once on a connection."""
         place, channel = recording.index.find(COMMAND, command), owner.channel
-        if place is None or not recording.index.is_open(place.seq):
+        if place is None or not recording.index.is_open(place.seq) or channel is None:
+            return
+        if recording.hearing.get(place.seq) is channel:
             return
         try:
-            if channel is not None:
-                then = partial(self._heard, owner, recording, place.seq)
-                channel.hear("wait", {"command_id": command}, then, OUTPUT_BYTES)
+            then = partial(self._heard, owner, recording, place.seq, channel)
+            channel.hear("wait", {"command_id": command}, then, OUTPUT_BYTES)
+            recording.hearing[place.seq] = channel
         except DsecError:
             recording.heard = None
 
-    def _heard(self, owner: Owner, recording: Recording, seq: int, heard: Heard) -> None:
+    def _heard(
+        self, owner: Owner, recording: Recording, seq: int, channel: AetherChannel, heard: Heard
+    ) -> None:
+        if recording.hearing.get(seq) is channel:
+            del recording.hearing[seq]
         if isinstance(heard.error, NotFound):
             return  # it was never started: the same id again starts it
         if heard.error is not None:
@@ -238,6 +249,19 @@ class RecordedCommands:
         except DsecError:
             return recorded
         return kept if _missing(kept) < _missing(recorded) else recorded
+
+
+@contextlib.contextmanager
+def _trying(run: _Run) -> Iterator[None]:
+    """Count those who ask aether for a command: only the last can say that it never ran."""
+    trying = run.recording.trying
+    trying[run.seq] = trying.get(run.seq, 0) + 1
+    try:
+        yield
+    finally:
+        trying[run.seq] -= 1
+        if not trying[run.seq]:
+            del trying[run.seq]
 
 
 def _missing(result: CommandResult) -> int:

@@ -21,6 +21,9 @@ class Op(NamedTuple):
     replayed: bool = True
     """Whether a repeat under its idempotency key is answered from the record. One that is not has
     its own way of doing the same thing once, or changes nothing."""
+    claims: bool = False
+    """Whether the `key` in its body is its own: what is not replayed is done again under the same key,
+    but for the same request only."""
 
 
 STOP, PAUSE, RESUME = Op("stop", replayed=False), Op("pause"), Op("resume")
@@ -50,6 +53,6 @@ OPS = {
     ("POST", f"{E}/resume"): RESUME,
     ("PATCH", S): Op("resize"),
     ("POST", f"{S}/pack"): Op("pack", again=False),
-    ("POST", f"{S}/fork"): Op("fork", replayed=False),
+    ("POST", f"{S}/fork"): Op("fork", replayed=False, claims=True),
 }
 PORT = Op("port.open", replayed=False)

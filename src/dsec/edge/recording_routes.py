@@ -20,11 +20,11 @@ from starlette.requests import ClientDisconnect, HTTPConnection, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from dsec.base.errors import Conflict, DeadlineExceeded, DsecError, InvalidRequest
+from dsec.base.errors import Conflict, DeadlineExceeded, DsecError, InvalidRequest, SandboxGone
 from dsec.edge.recording import Known, Recording
 from dsec.edge.recording_bodies import INTERRUPTED, Answer, RequestBody
 from dsec.edge.recording_commands import Caller
-from dsec.edge.recording_ops import OPS, Op
+from dsec.edge.recording_ops import OPS, STOP, Op
 from dsec.edge.recording_values import bounded, digest_of
 from dsec.edge.service import EdgeService
 from dsec.kit.http import Handler, Route, as_error, json_response
@@ -111,18 +111,31 @@ class _Operation:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
         request = Request(scope, receive)
-        owner = self._service.peek(request.path_params["id"])
-        if owner is None:  # the handler waits for it, or says why there is none
+        recording = await self._recording(request.path_params["id"])
+        if recording is None:
             await _serve(self._route.handler, scope, receive, send)
             return
-        recording = await self._service.recordings.of(owner)
         body = RequestBody(receive)
         args = await self._arguments(request, body)
         if key := _key(request) if self._op.replayed else "":
             async with recording.turn(key):
                 await self._once(_Request(scope, body, send, args, key), recording)
+        elif key := _claimed(args) if self._op.claims else "":
+            await self._also(_Request(scope, body, send, args, key), recording)
         else:
             await self._perform(_Request(scope, body, send, args), recording)
+
+    async def _recording(self, sandbox: str) -> Recording | None:
+        """Of a sandbox; None: the handler waits for it, says why there is none, or removes its rest."""
+        owner = self._service.peek(sandbox)
+        if owner is None or (self._op is STOP and owner.ended_at is not None):
+            return None
+        try:
+            return await self._service.recordings.of(owner)
+        except SandboxGone:
+            if self._op is STOP:
+                return None
+            raise
 
     async def _arguments(self, request: Request, body: RequestBody) -> dict[str, Any]:
         args = {_NAMES.get(k, k): v for k, v in request.path_params.items() if k != "id"}
@@ -140,6 +153,13 @@ class _Operation:
             raise _interrupted(known)
         else:
             await self._perform(asked, recording)
+
+    async def _also(self, asked: _Request, recording: Recording) -> None:
+        """A repeat finds by itself what was done; all it must not be is another request."""
+        known = await recording.known(self._op.name, asked.key, self._digest(asked))
+        if known is not None:
+            asked = dataclasses.replace(asked, key="")
+        await self._perform(asked, recording)
 
     def _digest(self, asked: _Request) -> bytes:
         if not asked.key:
@@ -160,15 +180,23 @@ class _Operation:
             response = json_response(ended.result, status, headers)
         await response(asked.scope, asked.body, asked.send)
 
+    async def _begin(self, asked: _Request, recording: Recording) -> int:
+        try:
+            return await recording.attempt(
+                self._op.name,
+                ident=asked.key,
+                caller=asked.principal,
+                args=bounded(asked.args),
+                digest=self._digest(asked),
+            )
+        except SandboxGone:
+            if self._op is STOP:
+                return 0  # it is over, and what is left of it can still be removed
+            raise
+
     async def _perform(self, asked: _Request, recording: Recording) -> None:
         """Do it, with its beginning and its end on record."""
-        seq = await recording.attempt(
-            self._op.name,
-            ident=asked.key,
-            caller=asked.principal,
-            args=bounded(asked.args),
-            digest=self._digest(asked),
-        )
+        seq = await self._begin(asked, recording)
         streamed = self._route.body is None
 
         async def over(outcome: str = "", result: dict[str, Any] | None = None) -> None:
@@ -215,6 +243,12 @@ def _key(request: Request) -> str:
     if len(key) > MAX_KEY:
         raise InvalidRequest(f"the idempotency key is over {MAX_KEY} characters")
     return key
+
+
+def _claimed(args: dict[str, Any]) -> str:
+    """The key in a body, if it may be one; what may not is refused by the handler."""
+    key = args.get("key")
+    return key if isinstance(key, str) and len(key) <= MAX_KEY else ""
 
 
 def _object(body: bytes) -> dict[str, Any]:

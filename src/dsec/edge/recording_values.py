@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from dsec.base.errors import InvalidRequest
 from dsec.wire.sandbox import Captured
 
 OUTPUT_BYTES = 64 << 10
@@ -17,17 +18,32 @@ LONG_TEXT = 1024
 MANY = 256
 SHOWN = 128
 
-_encode = msgspec.msgpack.Encoder().encode
-_canonical = msgspec.msgpack.Encoder(order="sorted").encode
+_plain = msgspec.msgpack.Encoder()
+_canonical = msgspec.msgpack.Encoder(order="sorted")
+
+
+def _encode(value: object, encoder: msgspec.msgpack.Encoder = _plain) -> bytes:
+    try:
+        return encoder.encode(value)
+    except OverflowError:  # JSON knows no limit
+        raise InvalidRequest("a whole number in the request is beyond 64 bits") from None
 
 
 def digest_of(*parts: object) -> bytes:
-    """Of a request: the same for the same request."""
-    return hashlib.sha256(_canonical(parts)).digest()[:16]
+    """Of a request: the same for the same request.
+
+    Raises:
+        InvalidRequest: it cannot be written down.
+    """
+    return hashlib.sha256(_encode(parts, _canonical)).digest()[:16]
 
 
 def bounded(value: dict[str, Any]) -> dict[str, Any]:
-    """Arguments or a result; what is long is given by its size and sha256."""
+    """Arguments or a result; what is long is given by its size and sha256.
+
+    Raises:
+        InvalidRequest: it cannot be written down.
+    """
     if len(_encode(value)) <= SMALL_BYTES:
         return value
     shorter: dict[str, Any] = _shortened(value)

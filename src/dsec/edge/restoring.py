@@ -15,6 +15,9 @@ from dsec.wire.sandbox import SnapshotView
 async def origin(images: Images, histories: Histories, request: CreateOnEdge) -> Origin:
     """What a sandbox begins with; nothing, unless its image is a snapshot packed on this node.
 
+    What had happened before is told to nobody but who packed it: a record has the arguments,
+    variables, contents and outputs that cleaning takes out of the files.
+
     Raises:
         PermissionDenied: it is a snapshot with the residue of another principal's work.
         Unavailable: the store does not answer.
@@ -25,7 +28,9 @@ async def origin(images: Images, histories: Histories, request: CreateOnEdge) ->
     if snapshot is None:
         return Origin()  # composing it says that there is none
     _check_residue(snapshot, request.principal)
-    history = await in_thread("disk", histories.find, snapshot)
+    history = None
+    if snapshot.packed_by == request.principal:
+        history = await in_thread("disk", histories.find, snapshot)
     return Origin(
         history=history,
         inherited=snapshot.step if history else 0,

@@ -139,7 +139,7 @@ class EdgeService(SnapshotCases):
         """Commands, each run once."""
         kept = self._journal.trajectories
         self._shipping = Shipping(config.store, kept, clock) if config.store else None
-        self._packer = Packer(images, self._backends, self._histories, clock, self.recordings.steps)
+        self._packer = Packer(images, self._backends, self._histories, clock, self.recordings.of)
         self._forks = Forks(self, images, self._packer, self._histories)
 
     @contextlib.asynccontextmanager

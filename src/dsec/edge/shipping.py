@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import logging
+import secrets
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -31,6 +32,8 @@ TOGETHER_S = 1.0
 RETRY_S = 60.0
 PIECE_BYTES = 8 << 20
 MAX_BLOB_BYTES = 512 << 20
+MAX_BYTES = 4 << 30
+"""Of one unpacked, on disk."""
 SENT = ".sent"
 """Of the mark beside one that is in the store."""
 
@@ -52,11 +55,18 @@ class Shipping:
     async def run(self) -> None:
         """Send what there is, and what comes, for ever."""
         while True:
-            left = await self._send_all()
+            left = await self._send_quietly()
             with anyio.move_on_after(RETRY_S if left else None):
                 await self._wanted.wait()
             self._wanted = anyio.Event()
             await anyio.sleep(TOGETHER_S)
+
+    async def _send_quietly(self) -> int:
+        try:
+            return await self._send_all()
+        except Exception:  # nothing here is worth the edge's end
+            logger.exception("nothing could be sent")
+            return 1
 
     async def _send_all(self) -> int:
         """How many could not be sent."""
@@ -69,6 +79,9 @@ class Shipping:
             except (DsecError, OSError) as exc:
                 left += 1
                 logger.warning("not sent", extra={"sandbox_id": path.name, "error": str(exc)})
+            except Exception:  # the others may go all the same
+                left += 1
+                logger.exception("not sent", extra={"sandbox_id": path.name})
         return left
 
     async def _send(self, path: Path) -> None:
@@ -92,24 +105,29 @@ class Shipping:
         """
         body = await self._store.get_document("trajectory", sandbox)
         record = msgspec.json.decode(body, type=KeptTrajectory)
-        packed = await self._blob(record.blob)
-        path = self._kept / f".fetched-{sandbox}-{id(packed):x}"
+        path = self._kept / f".fetched-{sandbox}-{secrets.token_hex(8)}"
+        packed = path.with_name(f"{path.name}.zst")
         try:
+            await self._fetch(record.blob, packed)
             await in_thread("pack", _unpack, packed, path)
             yield path
         finally:
+            packed.unlink(missing_ok=True)
             path.unlink(missing_ok=True)
 
-    async def _blob(self, ref: BlobRef) -> bytes:
+    async def _fetch(self, ref: BlobRef, packed: Path) -> None:
         if ref.size_bytes > MAX_BLOB_BYTES:
             raise DataUnavailable(f"a trajectory of {ref.size_bytes} bytes")
-        data = bytearray()
-        while len(data) < ref.size_bytes:
-            size = min(PIECE_BYTES, ref.size_bytes - len(data))
-            data += await self._store.read_blob(ref.digest, len(data), size)
-        if f"sha256:{hashlib.sha256(data).hexdigest()}" != ref.digest:
+        digest, got = hashlib.sha256(), 0
+        while got < ref.size_bytes:
+            size = min(PIECE_BYTES, ref.size_bytes - got)
+            data = await self._store.read_blob(ref.digest, got, size)
+            if not data:
+                break
+            await in_thread("pack", _add, packed, data, digest)
+            got += len(data)
+        if f"sha256:{digest.hexdigest()}" != ref.digest:
             raise DataUnavailable("the store gives other bytes than were put there")
-        return bytes(data)
 
 
 def unsent(kept: Path) -> list[Path]:
@@ -140,10 +158,21 @@ def _pack(path: Path, packed: Path) -> BlobRef:
     return BlobRef(f"sha256:{digest.hexdigest()}", packed.stat().st_size)
 
 
-def _unpack(packed: bytes, path: Path) -> None:
+def _add(packed: Path, data: bytes, digest: hashlib._Hash) -> None:
+    digest.update(data)
+    with packed.open("ab") as file:
+        file.write(data)
+
+
+def _unpack(packed: Path, path: Path) -> None:
+    reader = zstandard.ZstdDecompressor().stream_reader
+    left = MAX_BYTES
     try:
-        with path.open("wb") as target, zstandard.ZstdDecompressor().stream_reader(packed) as whole:
+        with path.open("wb") as target, packed.open("rb") as source, reader(source) as whole:
             while piece := whole.read(PIECE_BYTES):
+                left -= len(piece)
+                if left < 0:
+                    raise DataUnavailable(f"a trajectory of over {MAX_BYTES} bytes")
                 target.write(piece)
     except zstandard.ZstdError as exc:
         raise Unavailable(f"a trajectory cannot be unpacked: {exc}") from exc

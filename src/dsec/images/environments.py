@@ -118,13 +118,16 @@ class Environments:
             NotFound: (kind image) it is neither here nor in the store.
             Unavailable: it is not here, and the store does not answer.
         """
-        if found := self._images.find(name):
+        found = self._images.find(name)
+        if found is not None and (self._sharing is None or not found.is_contested):
             return found
         if self._sharing is None:
             raise self._images.missing(name)
         try:
             return await self._sharing.names.image(image_name(name))
         except NotFound:
+            if found is not None:
+                return found
             raise self._images.missing(name) from None
 
     async def compose(self, wanted: EnvironmentRef) -> Environment:

@@ -23,7 +23,11 @@ _AT_ONCE = 4
 
 
 class Outgoing:
-    """What this node still has to send. The record of a snapshot says whether it was sent."""
+    """What this node still has to send.
+
+    The record of a snapshot says whether it was sent, or that its name was given in the store
+    meanwhile; that is tried again in the next run only.
+    """
 
     def __init__(
         self, images: Shelf[ImageRecord], sharing: Sharing, tasks: TaskGroup, naming: KeyedLock
@@ -72,8 +76,6 @@ class Outgoing:
         try:
             async with self._lines, self._naming.holding(name):
                 await self._send_now(name)
-        except Conflict as error:
-            logger.exception("a snapshot's name was taken", extra={"why": error.message})
         except (DsecError, OSError) as error:
             logger.warning("a snapshot was not sent", extra={"snapshot": name, "why": str(error)})
             return False
@@ -83,10 +85,23 @@ class Outgoing:
         record = self._images.find(name)
         if record is None or record.snapshot is None:
             return  # removed meanwhile
-        shown = replace(record.snapshot.shown, stored=True)
-        stored = replace(record, snapshot=replace(record.snapshot, shown=shown))
-        await self._sharing.publish_image(stored, _unheard, absent=True)
-        await in_thread("disk", self._images.put, stored)
+        told = _told(record, stored=True)
+        try:
+            await self._sharing.publish_image(told, _unheard, absent=True)
+        except Conflict as error:
+            self._sharing.names.changed("image", name)
+            await self._sharing.names.image(name)  # fails if that was not what it is about
+            logger.warning("a snapshot's name was taken", extra={"why": error.message})
+            told = _told(record, conflict=True)
+        await in_thread("disk", self._images.put, told)
+
+
+def _told(record: ImageRecord, *, stored: bool = False, conflict: bool = False) -> ImageRecord:
+    """A snapshot's record, saying what became of it."""
+    if record.snapshot is None:
+        return record
+    shown = replace(record.snapshot.shown, stored=stored, conflict=conflict)
+    return replace(record, snapshot=replace(record.snapshot, shown=shown))
 
 
 def _unheard(_step: str, _done: int, _total: int) -> None:

@@ -27,7 +27,7 @@ from dsec.images.erofs.data import DataWriter, Zeros
 from dsec.images.erofs.tree import BLOCK, HOLE, Device, Extent, Inode, Tree
 from dsec.images.oci.layer import Limits
 from dsec.images.residue import Sieve
-from dsec.images.upper import Key, Reading, Upper
+from dsec.images.upper import Reading, Upper
 
 _STAGED = "staged"
 _PIECE = 1 << 20
@@ -92,10 +92,10 @@ class Packer:
                 if self._upper.read(still=False).read_bytes < _AGAIN_BYTES:
                     return
 
-    def take(self, mapped: frozenset[Key] = frozenset()) -> None:
+    def take(self) -> None:
         """Read what is new, while it stands still. Raises as `look`."""
         with full_disk_named(self._out):
-            self._taken = self._upper.read(still=True, mapped=mapped)
+            self._taken = self._upper.read(still=True)
 
     def finish(self) -> Packed:
         """Make the layer; the sandbox may run.

@@ -24,7 +24,7 @@ from dsec.images.importer import Import, Importer
 from dsec.images.layers import LayerStore
 from dsec.images.oci.layer import Limits
 from dsec.images.packer import Packed, Packer
-from dsec.images.packing_child import GO, JOB, MAPPED, Finished, Looked, PackJob, Said, Taken
+from dsec.images.packing_child import GO, JOB, Finished, Looked, PackJob, Said, Taken
 from dsec.images.records import (
     DIFFERENCE,
     Environment,
@@ -33,11 +33,12 @@ from dsec.images.records import (
     is_difference,
 )
 from dsec.images.residue import Sieve
-from dsec.images.upper import Key
 from dsec.kit.blocking import in_thread
 from dsec.wire.sandbox import Pack
 
 SMALL = Limits(entries=5_000, size_bytes=64 << 20)
+GROWN = Limits(entries=4 * SMALL.entries, size_bytes=4 * SMALL.size_bytes)
+"""What was small may have become this meanwhile, and is still packed in threads."""
 MAX_STACKED = 8
 """Differences over each other; of more, metadata is merged into one."""
 _TIMEOUT_S = 6 * 3600.0
@@ -50,7 +51,7 @@ class Worker(Protocol):
         """First pass."""
         ...
 
-    async def take(self, mapped: frozenset[Key]) -> None:
+    async def take(self) -> None:
         """Second pass."""
         ...
 
@@ -60,7 +61,7 @@ class Worker(Protocol):
 
 
 class InThreads:
-    """In threads of this process. No more than `SMALL` is allowed until all was looked at once."""
+    """In threads of this process: no more than `SMALL` at first, and then no more than `GROWN`."""
 
     def __init__(self, packer: Packer, limits: Limits) -> None:
         self._packer = packer
@@ -68,15 +69,21 @@ class InThreads:
 
     async def look(self) -> None:
         """First pass. Raises PayloadTooLarge: it is not small."""
-        entries = min(SMALL.entries, self._limits.entries)
-        size_bytes = min(SMALL.size_bytes, self._limits.size_bytes)
-        self._packer.allow(Limits(entries, size_bytes))
+        self._allow(SMALL)
         await in_thread("look", self._packer.look)
-        self._packer.allow(self._limits)
 
-    async def take(self, mapped: frozenset[Key]) -> None:
-        """Second pass: others' first ones are not waited for."""
-        await in_thread("take", self._packer.take, mapped)
+    async def take(self) -> None:
+        """Second pass: others' first ones are not waited for.
+
+        Raises:
+            PayloadTooLarge: it is not small any more.
+        """
+        self._allow(GROWN)
+        await in_thread("take", self._packer.take)
+
+    def _allow(self, limits: Limits) -> None:
+        entries = min(limits.entries, self._limits.entries)
+        self._packer.allow(Limits(entries, min(limits.size_bytes, self._limits.size_bytes)))
 
     async def finish(self) -> Packed:
         """Make the layer."""
@@ -148,14 +155,10 @@ class InChild:
         """First pass."""
         await self._reached(self._looked)
 
-    async def take(self, mapped: frozenset[Key]) -> None:
+    async def take(self) -> None:
         """Second pass."""
-        await in_thread("take", self._say_go, mapped)
+        os.write(self._go, b"\n")  # never blocks: the pipe is empty
         await self._reached(self._taken)
-
-    def _say_go(self, mapped: frozenset[Key]) -> None:
-        (self._out / MAPPED).write_bytes(msgspec.json.encode(sorted(mapped)))
-        os.write(self._go, b"\n")
 
     async def finish(self) -> Packed:
         """Make the layer."""
@@ -199,6 +202,7 @@ class Packing:
         self._tasks = tasks
         self._open = contextlib.AsyncExitStack()
         self._worker: Worker | None = None
+        self._is_large = False
         self._out = Path()
         self._packed: Packed | None = None
 
@@ -216,13 +220,15 @@ class Packing:
             PayloadTooLarge: it holds more than a layer may.
             StorageFull: no room.
         """
-        self._worker = await self._in_threads()
-        try:
-            await self._worker.look()
-        except PayloadTooLarge:
-            await self._open.aclose()
-            self._worker = await self._in_child()
-            await self._worker.look()
+        if not self._is_large:
+            self._worker = await self._in_threads()
+            try:
+                return await self._worker.look()
+            except PayloadTooLarge:
+                self._is_large = True
+        await self._open.aclose()
+        self._worker = await self._in_child()
+        return await self._worker.look()
 
     async def _in_threads(self) -> Worker:
         self._out = self.work.fresh("difference")
@@ -242,11 +248,22 @@ class Packing:
         child = InChild(self._out, self._writable, job)
         return await self._open.enter_async_context(child.opened(self._tasks))
 
-    async def take(self, mapped: frozenset[Key]) -> None:
-        """Second pass, while it stands still. Raises as `look`."""
+    async def take(self) -> bool:
+        """Second pass, while it stands still. Raises as `look`.
+
+        Returns:
+            Whether it was done. If not, so much has come that another first pass is due, in a child.
+        """
         if self._worker is None:
             self._worker = await self._in_threads()
-        await self._worker.take(mapped)
+        try:
+            await self._worker.take()
+        except PayloadTooLarge:
+            if self._is_large:
+                raise
+            self._is_large = True
+            return False
+        return True
 
     # -- the layer ------------------------------------------------------------------------------
 

@@ -1,8 +1,8 @@
 """A large difference packed in a process of its own: its memory is bounded, its work delays nobody.
 
 `python -m dsec.images.packing_child --out OUT --upper DIRECTORY`; `packing` starts it. It reads
-`<out>/job.json`, looks, says `Looked`, waits for a byte from the pipe `<out>/go`, takes what is new
-but for the files in `<out>/mapped.json`, says `Taken`, and at the end what came of it.
+`<out>/job.json`, looks, says `Looked`, waits for a byte from the pipe `<out>/go`, takes what is new,
+says `Taken`, and at the end what came of it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from dsec.images.packer import Packer
 from dsec.images.residue import Sieve
 from dsec.linux.process import die_with_parent
 
-JOB, GO, MAPPED = "job.json", "go", "mapped.json"
+JOB, GO = "job.json", "go"
 _MEMORY_BYTES = 6 << 30
 
 
@@ -104,8 +104,7 @@ def _packed(out: Path, upper: Path) -> Iterator[Said]:
         yield Looked()
         with (out / GO).open("rb", buffering=0) as pipe:
             pipe.read(1)
-        mapped = msgspec.json.decode((out / MAPPED).read_bytes(), type=list[tuple[int, int]])
-        packer.take(frozenset(mapped))
+        packer.take()
         yield Taken()
         packed = packer.finish()
         yield Finished(packed.converted, packed.left_out)

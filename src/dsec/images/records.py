@@ -122,6 +122,11 @@ class ImageRecord(Struct, kw_only=True, frozen=True):
     snapshot: SnapshotRecord | None = None
     """Where it comes from, if it was packed from a sandbox."""
 
+    @property
+    def is_contested(self) -> bool:
+        """Whether the store means another one by its name."""
+        return self.snapshot is not None and self.snapshot.shown.conflict
+
 
 class SnapshotFacts(Struct, kw_only=True, frozen=True):
     """What a snapshot is called and where it comes from."""

@@ -17,6 +17,25 @@ from dsec.images.lint.patterns import glob_matcher
 MAX_READ_BYTES = 64 << 10
 """What is looked at of a file whose content decides."""
 
+_KEY = (
+    r"(?:\b_auth|[\"']auth[\"']|auth_?token|auth_?ident|token|passw(?:or)?d|passphrase"
+    r"|secret(?:_?access)?(?:_?key)?|api_?key)"
+)
+_VALUE = r"(?![\"']?(?:true|false|null|none)\b)[\"']?[^\s\"'${\[<]"
+_SECRET = (
+    r"(?im)^(?![ \t]*[#;]).*?(?:"
+    rf"{_KEY}[\"']?[ \t]*(?:=|:(?![-?+]))[ \t]*{_VALUE}"  # not ${TOKEN:-}
+    rf"|:_(?:auth|authToken|password)[\"']?[ \t]+{_VALUE}"  # as yarn has it
+    r"|<(?:password|passphrase)>\s*[^\s<$]"
+    r"|://[^/\s:@\"'$]*:[^/\s@\"'$][^/\s@]*@"
+    r"|https?://[^/\s:@\"'$]{16,}@"  # a token instead of a user
+    r"|/t/[\w-]{8,}/"  # a channel of conda's
+    r"|^[ \t-]*(?:u|user|proxy-user)\b[ \t=:]+[\"']?[^\s\"':$]+:[^\s\"'$]"  # curl's
+    r"|authorization:[ \t]*(?:bearer|basic|token)[ \t]+[^\s\"'$]"
+    r")"
+)
+"""Settings that have a value for something secret: not its name alone, a comment, or a variable."""
+
 
 @dataclass(frozen=True, slots=True)
 class Rule:
@@ -61,9 +80,26 @@ RULES: tuple[Rule, ...] = (
         ),
         but=(
             "**/.cache/huggingface/**",
+            "**/.cache/torch/**",
+            "**/.cache/whisper/**",
+            "**/.cache/clip/**",
+            "**/.cache/kagglehub/**",
+            "**/.cache/modelscope/**",
             "**/.cache/ms-playwright/**",
             "**/.cache/puppeteer/**",
-            "**/.cache/torch/**",
+            "**/.cache/selenium/**",
+            "**/.cache/Cypress/**",
+            "**/.cache/pypoetry/virtualenvs/**",
+            "**/.cache/uv/archive-v0/**",
+            "**/.cache/uv/environments-v2/**",
+            "**/.cache/pre-commit/**",
+            "**/.cache/R/**",
+            "**/.cache/node/corepack/**",
+            "**/.cache/prisma/**",
+            "**/.cache/deno/**",
+            "**/.cache/coursier/**",
+            "**/.cache/bazel/**",
+            "**/.cache/bazelisk/**",
         ),
     ),
     Rule(
@@ -102,9 +138,44 @@ RULES: tuple[Rule, ...] = (
             "**/.sqlite_history",
             "**/.rediscli_history",
             "**/.lesshst",
+            "**/.Rhistory",
+            "**/.gdb_history",
+            "**/.duckdb_history",
+            "**/.xonsh_history",
+            "**/.mongosh/mongosh_repl_history",
+            "**/.julia/logs/repl_history.jl",
+            "**/.local/state/bash/history",
+            "**/.local/state/less/history",
+            "**/.local/share/atuin/**",
+            "**/.bash_sessions/**",
+            "**/.zsh_sessions/**",
+            "**/nano/search_history",
+            "**/.nano/search_history",
             "**/.wget-hsts",
             "**/.viminfo",
             "**/nvim/shada/*",
+        ),
+    ),
+    Rule(
+        "agents",
+        "What agents were told, thought and did: the work itself, with its answer.",
+        (
+            "**/.claude.json",
+            "**/.claude/projects/**",
+            "**/.claude/todos/**",
+            "**/.claude/file-history/**",
+            "**/.claude/shell-snapshots/**",
+            "**/.claude/history.jsonl",
+            "**/.codex/sessions/**",
+            "**/.codex/log/**",
+            "**/.codex/history.jsonl",
+            "**/.gemini/tmp/**",
+            "**/.local/share/opencode/storage/**",
+            "**/.local/share/opencode/log/**",
+            "**/.local/share/goose/sessions/**",
+            "**/.aider.chat.history.md",
+            "**/.aider.input.history",
+            "**/.aider.llm.history",
         ),
     ),
     Rule(
@@ -114,42 +185,53 @@ RULES: tuple[Rule, ...] = (
         keeps_directories=True,
     ),
     Rule(
-        "logs-of-installers",
-        "What package managers wrote where they failed.",
-        ("**/npm-debug.log", "**/yarn-error.log", "**/pip-log.txt"),
+        "logs-elsewhere",
+        "What programs wrote where they ran, or failed.",
+        ("**/npm-debug.log", "**/yarn-error.log", "**/pip-log.txt", "**/nohup.out"),
     ),
     Rule(
         "keys",
         "Private keys of people: whoever has them is them.",
         (
-            "**/.ssh/id_*",
-            "**/.ssh/*.pem",
-            "**/.ssh/*.key",
+            "**/.ssh/**/id_*",
+            "**/.ssh/**/*.pem",
+            "**/.ssh/**/*.key",
+            "**/.config/sops/age/keys.txt",
             "**/.gnupg/private-keys-v1.d/**",
             "**/.gnupg/secring.gpg",
         ),
-        but=("**/.ssh/*.pub",),
+        but=("**/.ssh/**/*.pub",),
     ),
     Rule(
         "keys-of-any-name",
         "A private key under another name.",
-        ("**/.ssh/*",),
+        ("**/.ssh/*", "**/.ssh/**/*key*", "**/.ssh/**/*_rsa", "**/.ssh/**/*_ed25519"),
         says=r"-----BEGIN [A-Z ]*PRIVATE KEY",
+    ),
+    Rule(
+        "keys-of-the-host",
+        "Every sandbox is a host of its own: `ssh-keygen -A` makes it new ones.",
+        ("/etc/ssh/ssh_host_*_key", "/etc/ssh/ssh_host_*_key.pub"),
     ),
     Rule(
         "credentials",
         "Tokens and passwords that programs keep for their user.",
         (
-            "**/.netrc",
-            "**/_netrc",
             "**/.git-credentials",
             "**/.config/git/credentials",
-            "**/.pypirc",
             "**/.pgpass",
-            "**/.my.cnf",
             "**/.s3cfg",
-            "**/.boto",
+            "**/.databrickscfg",
             "**/.vault-token",
+            "**/.kaggle/kaggle.json",
+            "**/.config/kaggle/kaggle.json",
+            "**/.config/containers/auth.json",
+            "**/.composer/auth.json",
+            "**/.config/composer/auth.json",
+            "**/.config/pypoetry/auth.toml",
+            "**/.local/share/uv/credentials/**",
+            "**/.local/share/python_keyring/**",
+            "**/.local/share/keyrings/**",
             "**/.aws/credentials",
             "**/.aws/sso/cache/**",
             "**/.aws/cli/cache/**",
@@ -168,7 +250,15 @@ RULES: tuple[Rule, ...] = (
             "**/.huggingface/token",
             "**/.codex/auth.json",
             "**/.claude/.credentials.json",
+            "**/.gemini/oauth_creds.json",
+            "**/.local/share/opencode/auth.json",
         ),
+    ),
+    Rule(
+        "credentials-for-hosts",
+        "Passwords by host, for many programs.",
+        ("**/.netrc", "**/_netrc", "/etc/apt/auth.conf", "/etc/apt/auth.conf.d/*"),
+        says=r"(?im)^(?![ \t]*#).*\bpassword\s+[^\s$]",
     ),
     Rule(
         "credentials-in-settings",
@@ -180,17 +270,33 @@ RULES: tuple[Rule, ...] = (
             "**/.docker/config.json",
             "**/.aws/config",
             "**/.m2/settings.xml",
-            "**/.composer/auth.json",
+            "**/.gradle/gradle.properties",
             "**/pip.conf",
             "**/.condarc",
             "**/uv.toml",
+            "**/.pypirc",
+            "**/.my.cnf",
+            "**/.boto",
+            "**/.curlrc",
+            "**/.wgetrc",
+            "**/.terraformrc",
+            "**/.config/glab-cli/config.yml",
         ),
-        says=r"(?i)auth|password|passwd|secret|token|://[^/\s]*@",
+        says=_SECRET,
     ),
     Rule(
         "editors",
         "Text of files that were open, saved and deleted text with it.",
-        ("**/.*.sw?", "**/.*.un~", "**/.#*", "**/#*#"),
+        (
+            "**/.*.sw?",
+            "**/nvim/swap/**",
+            "**/nvim/undo/**",
+            "**/.*.un~",
+            "**/*~",
+            "**/.#*",
+            "**/#*#",
+            "**/.emacs.d/auto-save-list/**",
+        ),
     ),
     Rule(
         "platform",

@@ -2,7 +2,7 @@
 
     async with images.snapshots.packing(writable, environment, wanted) as packing:
         await packing.look()                    # the sandbox runs
-        await packing.take(mapped)              # it stands still
+        await packing.take()                    # it stands still
         shown = await packing.keep(facts)       # it runs again
 
 Once kept, a snapshot is on this node. With a store it is sent there in the background, however long
@@ -248,7 +248,7 @@ class Snapshots:
 
     async def _find(self, name: ImageName) -> ImageRecord:
         found = await self._local(name)
-        if found is None and self._sharing is not None:
+        if (found is None or found.is_contested) and self._sharing is not None:
             with contextlib.suppress(NotFound):
                 found = await self._sharing.names.image(name)
         if found is None:
@@ -304,7 +304,7 @@ class Snapshots:
             InvalidRequest: it cannot be read as a layer.
         """
         async with self._mounted(environment.layers) as lowers:
-            return await in_thread("look", _changes_of, writable, lowers)
+            return await in_thread("diff", _changes_of, writable, lowers)
 
     async def changes(self, project: str, name: str) -> list[DiffEntry]:
         """What one changes of what it was packed over.
@@ -316,7 +316,7 @@ class Snapshots:
         snapshot = _snapshot_of(await self._find(snapshot_name(project, name)))
         *below, own = [*_flat(snapshot.parts[:-1]), *snapshot.differences]
         async with self._mounted([*below, own]) as mounted:
-            return await in_thread("look", self._stored_changes, own, mounted)
+            return await in_thread("diff", self._stored_changes, own, mounted)
 
     def _stored_changes(self, own: str, mounted: Sequence[Path]) -> list[DiffEntry]:
         lowers = [path for path in mounted if path != self._layers.mount_point(own)]
@@ -335,19 +335,22 @@ class Snapshots:
     async def list(self, project: str) -> list[SnapshotView]:
         """Those of a project, newest first; the store's included, as far as it answers.
 
+        Of a name that the store has and one here could not have, both.
+
         Raises:
             InvalidRequest: it is no project's name.
         """
         prefix = snapshot_name(project, "x").removesuffix("x:latest")
-        found: dict[str, ImageRecord] = {}
+        found: list[ImageRecord] = []
         if self._sharing is not None:
-            stored = await self._sharing.names.all("image", lambda n: n.startswith(prefix))
-            found = {record.name: record for record in stored}
+            found = await self._sharing.names.all("image", lambda n: n.startswith(prefix))
+        stored = {record.name for record in found}
         here = [r for r in self._images.records() if r.name.startswith(prefix)]
-        await self._drop_removed([r.name for r in here if r.name not in found])
+        await self._drop_removed([r.name for r in here if r.name not in stored])
         here = [r for r in self._images.records() if r.name.startswith(prefix)]
-        found |= {record.name: record for record in here}
-        views = [_snapshot_of(record).shown for record in found.values()]
+        own = {record.name for record in here if not record.is_contested}
+        found = [*here, *(record for record in found if record.name not in own)]
+        views = [_snapshot_of(record).shown for record in found]
         mine = [view for view in views if view.project == project]
         return sorted(mine, key=lambda view: (-view.created_at, view.name))
 

@@ -2,9 +2,13 @@
 
 The first readings keep what hardly changes any more; the last takes from them what is still the
 same, and so is short. A file is the same if device, inode, size, mtime and ctime are: nothing in a
-sandbox can set a ctime. Two things leave no trace there: a store into a shared mapping, of which the
-caller tells, and a change within the tick of the clock that the file was read in, so what was changed
-that lately is read again.
+sandbox can set a ctime. Three things leave no trace there, so not all that is read is kept:
+
+* A call that writes sets the ctime when it begins, however long it takes, and a store into a shared
+  mapping sets it once for many. What somebody has open for writing, or mapped so, is not read before
+  it stands still. Who opens it later sets a later ctime before anything is written.
+* A change within the tick of the clock that the file was read in. What was changed that lately is
+  read again.
 
 The sandbox's root owns the directory and is hostile: what is opened is opened from the root, one
 component after the other, following no link (`erofs.scan`).
@@ -21,6 +25,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -39,6 +44,7 @@ from dsec.images.erofs.scan import (
 from dsec.images.erofs.tree import OPAQUE_XATTR, Inode, Tree
 from dsec.images.oci.layer import Limits
 from dsec.images.residue import MAX_READ_BYTES, Fate, Sieve
+from dsec.linux.leases import has_writer
 
 _ROOT = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _OVERLAY = b"trusted.overlay."
@@ -84,6 +90,8 @@ class Reading:
     tree: Tree
     entries: int = 0
     """Looked at, left out or not."""
+    size_bytes: int = 0
+    """Of all files that are not left out, those with several names once."""
     read_bytes: int = 0
     """Of files that were not known from before."""
     left_out: int = 0
@@ -116,8 +124,6 @@ class Upper:
         self._known: dict[Key, _Known] = {}
         self._sure: dict[Key, _Known] = {}
         """Of `_known`, as the reading under way finds it again; then it takes its place."""
-        self._read_bytes = 0
-        """Of all readings."""
 
     def __enter__(self) -> Self:
         return self
@@ -130,12 +136,12 @@ class Upper:
     ) -> None:
         os.close(self._root)
 
-    def read(self, *, still: bool, mapped: frozenset[Key] = frozenset()) -> Reading:
+    def read(self, *, still: bool) -> Reading:
         """Read what is new since the last reading.
 
         Args:
-            still: nothing changes meanwhile; else what does is passed over.
-            mapped: files to be read again in any case.
+            still: nothing changes meanwhile; else what does is passed over, and of what may do so
+                without a trace there is no content.
 
         Raises:
             InvalidRequest: it cannot be a layer; or, if it stands still, it did not.
@@ -144,8 +150,6 @@ class Upper:
             OSError: something cannot be read.
         """
         self._sure = {}
-        for key in mapped:
-            self._known.pop(key, None)
         reading = _Pass(self, still=still).run()
         self._known = self._sure
         return reading
@@ -171,6 +175,11 @@ class Upper:
         if count > self.limits.entries:
             raise PayloadTooLarge(f"it has more than {self.limits.entries} entries")
 
+    def check_size(self, size_bytes: int) -> None:
+        """Raises PayloadTooLarge, if content is taken at all."""
+        if self._data is not None and size_bytes > self.limits.size_bytes:
+            raise PayloadTooLarge(f"it holds more than {self.limits.size_bytes} bytes")
+
     def known(self, status: os.stat_result) -> Inode | None:
         """What was read of a file that is the same as then."""
         key = (status.st_dev, status.st_ino)
@@ -188,15 +197,16 @@ class Upper:
         if changed_ns < tick_ns:
             self._sure[status.st_dev, status.st_ino] = _Known(_stamp_of(status), inode)
 
-    def content(self, file: int, status: os.stat_result, inode: Inode) -> int:
-        """Take over a file's content; how much that was."""
+    def content(
+        self, file: int, status: os.stat_result, inode: Inode, *, still: bool
+    ) -> int | None:
+        """Take over a file's content; how much that was, None if it may change without a trace."""
         inode.size = status.st_size
         if self._data is None:
             return 0
-        if self._read_bytes + status.st_size > self.limits.size_bytes:
-            raise PayloadTooLarge(f"it holds more than {self.limits.size_bytes} bytes")
+        if not still and has_writer(file):
+            return None
         inode.extents = keep_content(self._data, file, status)
-        self._read_bytes += status.st_size
         return status.st_size
 
 
@@ -259,9 +269,10 @@ class _Pass:
 
     def _read_names(self, directory: int, place: _Place) -> list[_Place]:
         below: list[_Place] = []
-        for name in sorted(os.listdir(directory), key=os.fsencode):
-            self._found.entries += 1
-            self._upper.check_entries(self._found.entries)
+        names = _names(directory, self._upper.limits.entries - self._found.entries)
+        self._found.entries += len(names)
+        self._upper.check_entries(self._found.entries)
+        for name in sorted(names, key=os.fsencode):
             with self._changes((*place.parts, name)):
                 status = os.stat(name, dir_fd=directory, follow_symlinks=False)
                 if stat.S_ISDIR(status.st_mode):
@@ -304,36 +315,48 @@ class _Pass:
 
     def _inode(self, directory: int, name: str, status: os.stat_result) -> Inode:
         key = (status.st_dev, status.st_ino)
-        inode = self._links.get(key) or self._upper.known(status)
+        inode = self._links.get(key)
         if inode is None:
-            inode = self._read(directory, name, status)
+            inode = self._upper.known(status)
+            if inode is None:
+                inode = self._read(directory, name, status)
+            else:
+                self._count(inode.size)
         if status.st_nlink > 1:
             self._links[key] = inode
         return inode
+
+    def _count(self, size_bytes: int) -> None:
+        self._found.size_bytes += size_bytes
+        self._upper.check_size(self._found.size_bytes)
 
     def _read(self, directory: int, name: str, status: os.stat_result) -> Inode:
         tick_ns = _tick_ns()
         inode = Inode(status.st_mode)
         if stat.S_ISREG(status.st_mode):
-            status = self._read_regular(directory, name, inode)
-        else:
-            fill_special(inode, status, directory, name)
+            return self._read_regular(directory, name, inode, tick_ns)
+        fill_special(inode, status, directory, name)
         inode.xattrs = own_xattrs(inode.xattrs, is_directory=False)
         self._upper.keep(status, inode, tick_ns)
         return inode
 
-    def _read_regular(self, directory: int, name: str, inode: Inode) -> os.stat_result:
+    def _read_regular(self, directory: int, name: str, inode: Inode, tick_ns: int) -> Inode:
         file, status = open_regular(name, directory)
         try:
             fill(inode, status, file)
-            self._found.read_bytes += self._content(file, status, inode)
+            inode.xattrs = own_xattrs(inode.xattrs, is_directory=False)
+            self._count(status.st_size)
+            read_bytes = self._content(file, status, inode)
         finally:
             os.close(file)
-        return status
+        if read_bytes is not None:
+            self._found.read_bytes += read_bytes
+            self._upper.keep(status, inode, tick_ns)
+        return inode
 
-    def _content(self, file: int, status: os.stat_result, inode: Inode) -> int:
+    def _content(self, file: int, status: os.stat_result, inode: Inode) -> int | None:
         try:
-            return self._upper.content(file, status, inode)
+            return self._upper.content(file, status, inode, still=self._still)
         except InvalidRequest as error:  # it became shorter
             if self._still:
                 raise
@@ -360,6 +383,12 @@ def own_xattrs(xattrs: dict[bytes, bytes], *, is_directory: bool) -> dict[bytes,
     if is_directory and xattrs.get(OPAQUE_XATTR) == b"y":
         kept[OPAQUE_XATTR] = b"y"
     return kept
+
+
+def _names(directory: int, most: int) -> list[str]:
+    """What is in a directory; of more than that many names, one more."""
+    with os.scandir(directory) as entries:
+        return [entry.name for entry in islice(entries, most + 1)]
 
 
 def _beginning(directory: int, name: str, status: os.stat_result) -> bytes:

@@ -6,7 +6,8 @@ the threads of its own purpose and nothing else.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import AsyncIterator, Callable
 from typing import TypeVar, TypeVarTuple, Unpack
 
 import anyio
@@ -20,7 +21,9 @@ LIMITS = {
     "disk": 8,
     "mount": 4,
     "cgroup": 4,
+    "thaw": 4,
     "reclaim": 2,
+    "refill": 2,
     "build": 2,
     "scan": 4,
     "store": 16,
@@ -28,6 +31,7 @@ LIMITS = {
     "fill": 2,
     "cached": 8,
     "look": 2,
+    "diff": 2,
     "take": 8,
 }
 """Threads that may work for a purpose at once; an unknown purpose is a programming error."""
@@ -39,9 +43,23 @@ def _limiter(purpose: str) -> anyio.CapacityLimiter:
     try:
         limiters = _limiters.get()
     except LookupError:
-        limiters = {name: anyio.CapacityLimiter(count) for name, count in LIMITS.items()}
+        limiters = {
+            f"{name}{kind}": anyio.CapacityLimiter(count)
+            for name, count in LIMITS.items()
+            for kind in ("", " place")
+        }
         _limiters.set(limiters)
     return limiters[purpose]
+
+
+@contextlib.asynccontextmanager
+async def place_for(purpose: str) -> AsyncIterator[None]:
+    """Be one of as many at once as the purpose has threads: inside, one of them is to be had.
+
+    That holds if all work for the purpose is done inside. What waits for a place holds nothing yet.
+    """
+    async with _limiter(f"{purpose} place"):
+        yield
 
 
 async def in_thread(

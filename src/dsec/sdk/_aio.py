@@ -17,6 +17,8 @@ from dsec.kit import blocking
 
 T = TypeVar("T")
 CHUNK_BYTES = 256 << 10
+AT_ONCE = 16
+"""Of many calls that are independent."""
 
 Lock = anyio.Lock
 sleep = anyio.sleep
@@ -36,6 +38,19 @@ def finishing(timeout: float) -> Iterator[None]:
     """Let tidying-up finish although the caller is being cancelled, but not for ever."""
     with anyio.move_on_after(timeout, shield=True):
         yield
+
+
+async def each(function: Callable[[T], Awaitable[None]], items: Iterable[T]) -> None:
+    """Call a function with each item, `AT_ONCE` at a time."""
+    left = iter(items)
+
+    async def work() -> None:
+        for item in left:
+            await function(item)
+
+    async with anyio.create_task_group() as group:
+        for _ in range(AT_ONCE):
+            group.start_soon(work)
 
 
 async def in_thread(function: Callable[[], T]) -> T:

@@ -6,6 +6,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Protocol, TypeVar
@@ -14,6 +15,8 @@ from dsec.base.errors import DsecError
 
 T = TypeVar("T")
 CHUNK_BYTES = 256 << 10
+AT_ONCE = 16
+"""Of many calls that are independent."""
 
 Lock = threading.Lock
 sleep = time.sleep  # noqa: TID251 - the synchronous client blocks, that is what it is for
@@ -29,6 +32,13 @@ def given_up(exc: BaseException) -> bool:
 def finishing(timeout: float) -> Iterator[None]:  # noqa: ARG001 - nobody cancels a thread
     """Let tidying-up finish."""
     yield
+
+
+def each(function: Callable[[T], None], items: Iterable[T]) -> None:
+    """Call a function with each item, `AT_ONCE` at a time."""
+    with ThreadPoolExecutor(AT_ONCE, "dsec-each") as threads:
+        for _ in threads.map(function, items):
+            pass
 
 
 def in_thread(function: Callable[[], T]) -> T:

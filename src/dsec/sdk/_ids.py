@@ -60,8 +60,8 @@ class Numbered(Ids):
 
     @override
     def session(self) -> str:
-        """For a session."""
-        return self.key()
+        """For a session: that of the operation that opens it, which comes next."""
+        return self._name(self._next)
 
     @override
     def key(self) -> str:

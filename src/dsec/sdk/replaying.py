@@ -104,7 +104,7 @@ def _why_left(entry: Recorded, given: bytes | None) -> str:
         (entry.args.get("session"), "a persistent session's commands are not done again"),
         (entry.result.get("killed"), "somebody ended it by a kill"),
         (entry.args.get("pty"), "somebody sat at its terminal"),
-        (given is None, "its input was too long to be recorded"),
+        (given is None, "its input was not all recorded"),
     ]
     return next((why for holds, why in reasons if holds), "")
 
@@ -140,6 +140,8 @@ def _fed(before: bytes | None, args: Mapping[str, Any]) -> bytes | None:
     if before is None or data is None:
         return None
     at = int(args.get("offset", len(before)))
+    if at > len(before):  # what came before it is not on record
+        return None
     return before[:at] + data + before[at + len(data) :]
 
 

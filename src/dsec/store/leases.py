@@ -29,6 +29,9 @@ from dsec.store.database import Database
 from dsec.store.records import Lease, Terms, first_lease
 from dsec.store.tables import leases as table
 
+MAX_EPOCH = (1 << 63) - 1
+"""There is no number beyond it in SQL, and so no such epoch."""
+
 # Made once: building a statement costs as much as running it.
 _OF_JOB = (table.c.project == bindparam("of_project"), table.c.job == bindparam("of_job"))
 _HELD = (
@@ -116,6 +119,8 @@ class SqlLeases:
 
     async def renew(self, project: ProjectId, job: str, epoch: int, terms: Terms) -> Lease | None:
         """Hold an epoch for longer; None if it is not held any more, or never was."""
+        if epoch > MAX_EPOCH:
+            return None
         values = {
             "of_project": project,
             "of_job": job,
@@ -128,6 +133,8 @@ class SqlLeases:
 
     async def release(self, project: ProjectId, job: str, epoch: int, at: float) -> bool:
         """Give an epoch back; False if it is not held any more, or never was."""
+        if epoch > MAX_EPOCH:
+            return False
         values = {"of_project": project, "of_job": job, "of_epoch": epoch, "at": at}
         return await self._database.write(lambda c: c.execute(_RELEASE, values).rowcount == 1)
 

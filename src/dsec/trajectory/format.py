@@ -130,16 +130,19 @@ def framed(payload: bytes | memoryview) -> bytes:
 class Frames:
     """The whole frames of an open file, in order; `end` is where they end."""
 
-    def __init__(self, file: BinaryIO) -> None:
+    def __init__(self, file: BinaryIO, begin: int = 0) -> None:
+        """Read them from the start, or from where one is known to begin."""
         self._file = file
-        self.end = 0
+        self.end = begin
 
     def __iter__(self) -> Iterator[tuple[int, memoryview]]:
         """Where each frame begins, and its payload, which is good until the next one."""
-        self._file.seek(0)
-        if self._file.read(len(MAGIC)) != MAGIC:
-            return
-        self.end = len(MAGIC)
+        if self.end < len(MAGIC):
+            self._file.seek(0)
+            if self._file.read(len(MAGIC)) != MAGIC:
+                return
+            self.end = len(MAGIC)
+        self._file.seek(self.end)
         left = b""
         while chunk := self._file.read(READ_BYTES):
             left += chunk

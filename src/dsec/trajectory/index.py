@@ -33,7 +33,7 @@ class Place(NamedTuple):
 
 
 def name_of(op: str, ident: str) -> str:
-    """What an operation is found by: ids of commands and idempotency keys are apart."""
+    """What an operation is found by; ids of commands and idempotency keys are looked up apart."""
     return f"{'c' if op == COMMAND else 'k'}{ident}"
 
 
@@ -57,6 +57,11 @@ class Index:
     def find(self, op: str, ident: str) -> Place | None:
         """Where the operation of that id is."""
         return self._places.get(name_of(op, ident))
+
+    def taken(self, op: str, ident: str) -> bool:
+        """Whether an id is that of another kind of operation: a command's, or an idempotency key."""
+        other = "" if op == COMMAND else COMMAND
+        return self.find(other, ident) is not None
 
     @property
     def running(self) -> list[str]:
@@ -99,11 +104,13 @@ class Index:
 def load(path: Path) -> Index:
     """Read a trajectory's index, and cut off what a killed writer left of a frame.
 
+    What is added while it is read may or may not be in it.
+
     Raises:
         FileNotFoundError: there is no such trajectory.
     """
     index, until = Index(), 0
-    with path.open("r+b") as file:
+    with path.open("r+b", buffering=0) as file:
         frames = Frames(file)
         for offset, payload in frames:
             found = head(payload)
@@ -117,8 +124,7 @@ def load(path: Path) -> Index:
                 index.begun(entry, offset)
             elif isinstance(entry, Inherited):
                 until = max(until, entry.until)
-        writer.cut(file.fileno(), frames.end)
-        index.size = max(frames.end, len(MAGIC))
+        index.size = writer.cut(file, frames.end)
     index.last = max(index.last, until)
     index.leave_behind(until)
     return index

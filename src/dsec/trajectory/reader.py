@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from dsec.trajectory.format import Begun, Ended, Frames, Inherited, decode, entry_at, head
 from dsec.wire.sandbox import Recorded
+
+WINDOW = 1 << 19
+"""Operations whose places are known at once, in 8 MiB; a longer file is gone through again."""
 
 
 def read(
@@ -25,32 +29,56 @@ def read(
         FileNotFoundError: there is no such trajectory.
     """
     with path.open("rb") as file:
-        places, inherited = _places(file, since, until)
-        for seq in sorted(places):
-            begun_at, ended_at = places[seq]
-            begun = entry_at(file, begun_at) if begun_at else None
-            if isinstance(begun, Begun) and (not ops or begun.op in ops):
-                ended = entry_at(file, ended_at) if ended_at else None
-                ended = ended if isinstance(ended, Ended) else None
-                yield joined(begun, ended, inherited=seq <= inherited)
+        first: int | None = max(since, 1)
+        while first is not None:
+            places = _Places(file, first, until)
+            for seq, begun_at, ended_at in places:
+                begun = entry_at(file, begun_at)
+                if isinstance(begun, Begun) and (not ops or begun.op in ops):
+                    ended = entry_at(file, ended_at) if ended_at else None
+                    ended = ended if isinstance(ended, Ended) else None
+                    yield joined(begun, ended, inherited=seq <= places.inherited)
+            first, until = places.following, places.until
 
 
-def _places(
-    file: BinaryIO, since: int, until: int | None
-) -> tuple[dict[int, tuple[int, int]], int]:
-    """Where each operation's beginning and end are (0 = nowhere), and how far it is inherited."""
-    places: dict[int, tuple[int, int]] = {}
-    inherited = 0
-    for offset, payload in Frames(file):
-        found = head(payload)
-        if found is None:
-            continue
-        if found.kind == "i":
-            inherited = max(inherited, found.seq)
-        elif found.seq >= since and (until is None or found.seq <= until):
-            begun_at, ended_at = places.get(found.seq, (0, 0))
-            places[found.seq] = (offset, ended_at) if found.kind == "b" else (begun_at, offset)
-    return places, inherited
+class _Places:
+    """Where `WINDOW` operations' beginnings and ends are (0 = nowhere): 16 bytes for each."""
+
+    def __init__(self, file: BinaryIO, first: int, until: int | None) -> None:
+        self.following: int | None = None
+        """The first operation that is not among them."""
+        self.inherited = 0
+        """How far they are inherited."""
+        self.until = 0
+        """The last operation there is, of those that are wanted."""
+        self._first = first
+        self._begun, self._ended = array("Q"), array("Q")
+        for offset, payload in Frames(file):
+            found = head(payload)
+            if found is None:
+                continue
+            if found.kind == "i":
+                self.inherited = max(self.inherited, found.seq)
+            elif found.seq >= first and (until is None or found.seq <= until):
+                self._note(found.seq, found.kind, offset)
+
+    def _note(self, seq: int, kind: str, offset: int) -> None:
+        self.until = max(self.until, seq)
+        at = seq - self._first
+        if at >= WINDOW:
+            self.following = min(self.following or seq, seq)
+            return
+        missing = bytes(8 * max(0, at + 1 - len(self._begun)))
+        self._begun.frombytes(missing)
+        self._ended.frombytes(missing)
+        places = self._begun if kind == "b" else self._ended
+        places[at] = offset
+
+    def __iter__(self) -> Iterator[tuple[int, int, int]]:
+        """Number, beginning, end."""
+        for at, (begun_at, ended_at) in enumerate(zip(self._begun, self._ended, strict=True)):
+            if begun_at:
+                yield self._first + at, begun_at, ended_at
 
 
 def inherited_until(path: Path) -> int:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import BinaryIO
 
 from dsec.trajectory.format import MAGIC, Entry, Frames, frame
 
@@ -28,18 +31,28 @@ def create(path: Path, entries: Sequence[Entry] = ()) -> None:
 def append(path: Path, data: bytes) -> int:
     """Add whole frames at the end, all of them or nothing; where they begin.
 
-    Only one may add to a file at a time.
+    Whoever else adds to the file, or cuts it, is waited for; blocks as long as their writing does.
 
     Raises:
         FileNotFoundError: there is no such trajectory. OSError: e.g. the disk is full.
     """
     file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
     try:
-        size = os.fstat(file).st_size
-        _write(file, data, size)
+        with _alone(file):
+            size = os.fstat(file).st_size
+            _write(file, data, size)
         return size
     finally:
         os.close(file)
+
+
+@contextlib.contextmanager
+def _alone(file: int) -> Iterator[None]:
+    fcntl.flock(file, fcntl.LOCK_EX)
+    try:
+        yield
+    finally:  # closing is not enough if a child has the descriptor as well
+        fcntl.flock(file, fcntl.LOCK_UN)
 
 
 def _write(file: int, data: bytes, size: int) -> None:
@@ -52,24 +65,22 @@ def _write(file: int, data: bytes, size: int) -> None:
         raise
 
 
-def mend(path: Path) -> int:
+def cut(file: BinaryIO, end: int) -> int:
     """Cut off what a killed writer left of a frame; the size that stays.
 
-    Raises:
-        FileNotFoundError: there is no such trajectory.
+    A frame that somebody has added meanwhile is whole, as all are while nobody is writing: it stays.
+
+    Args:
+        file: open for reading and writing, without a buffer.
+        end: where whole frames were seen to end. A file without even its magic gets it.
     """
-    with path.open("r+b") as file:
-        frames = Frames(file)
+    with _alone(file.fileno()):
+        frames = Frames(file, end)
         for _ in frames:
             pass
-        cut(file.fileno(), frames.end)
+        if frames.end < len(MAGIC):
+            os.ftruncate(file.fileno(), 0)
+            os.pwrite(file.fileno(), MAGIC, 0)
+        elif os.fstat(file.fileno()).st_size > frames.end:
+            os.ftruncate(file.fileno(), frames.end)
         return max(frames.end, len(MAGIC))
-
-
-def cut(file: int, end: int) -> None:
-    """Have an open trajectory end there. One that has not even its magic gets it."""
-    if end < len(MAGIC):
-        os.ftruncate(file, 0)
-        os.pwrite(file, MAGIC, 0)
-    elif os.fstat(file).st_size > end:
-        os.ftruncate(file, end)

@@ -186,6 +186,8 @@ class SnapshotView(Struct, kw_only=True, omit_defaults=True):
     """Differences stacked on the original environment."""
     stored: bool = False
     """Whether it is in the shared store too, for other nodes."""
+    conflict: bool = False
+    """The store has another one of this name, which the name means: this one is only listed."""
     frozen_ms: float = 0.0
     """How long the sandbox stood still for it."""
     duration_ms: float = 0.0

@@ -15,6 +15,7 @@ from typing_extensions import override
 
 from dsec.base.clock import Clock, SystemClock
 from dsec.base.errors import Conflict, NotFound
+from dsec.edge.histories import TRAJECTORY
 from dsec.edge.images import SnapshotFacts
 from dsec.edge.record import SandboxRecord
 from dsec.edge.sim import Faults, SimBackend, SimHost
@@ -65,10 +66,6 @@ class PackableBackend(SimBackend):
         return self.upper(record.directory)
 
     @override
-    async def mapped(self, record: SandboxRecord) -> frozenset[tuple[int, int]]:
-        return frozenset({(1, int(record.id in self.frozen) + 1)})
-
-    @override
     async def freeze(self, record: SandboxRecord) -> None:
         await super().freeze(record)
         self.frozen.add(record.id)
@@ -88,17 +85,17 @@ class FakePacking:
         self._base = base
         self._wanted = wanted
         self.files: Files = {}
-        self.mapped: frozenset[tuple[int, int]] = frozenset()
 
     async def look(self) -> None:
         self._of.steps.append("look")
         await self._of.on_look()
 
-    async def take(self, mapped: frozenset[tuple[int, int]]) -> None:
+    async def take(self) -> bool:
         self._of.steps.append("take")
-        self._of.mapped = mapped
         await self._of.on_take()
         self.files = read_files(self._writable)
+        self._of.grown -= 1
+        return self._of.grown < 0
 
     async def layer(self) -> str:
         self._of.steps.append("layer")
@@ -147,7 +144,8 @@ class FakeSnapshots:
         self.busy: set[str] = set()
         """Layers of packings under way."""
         self.steps: list[str] = []
-        self.mapped: frozenset[tuple[int, int]] = frozenset()
+        self.grown = 0
+        """So often the second look says that the first one is due again."""
         self.open = 0
         self.most_open = 0
         self.on_look: Hook = nothing
@@ -232,6 +230,9 @@ class PackableNode(Node):
 
     def backend(self) -> PackableBackend:
         return PackableBackend(self.clock, self.host, self.faults, self.images)
+
+    def trajectory(self, sandbox: str) -> Path:
+        return self.root / "state" / "sandboxes" / sandbox / TRAJECTORY
 
     def write(self, sandbox: str, **files: bytes) -> None:
         upper = self.root / "state" / "sandboxes" / sandbox / "upper"

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 
 import anyio
 import anyio.lowlevel
+import msgspec
 import pytest
 
-from dsec.base.errors import NotFound, SandboxGone, StorageFull, Unsupported
+from dsec.base.errors import DeadlineExceeded, NotFound, SandboxGone, StorageFull, Unsupported
 from dsec.base.states import SandboxState
+from dsec.edge import forking
 from dsec.edge.admission import AdmissionLimits
+from dsec.edge.forking import AT_ONCE
 from dsec.edge.histories import TRAJECTORY
 from dsec.edge.service import EdgeService
 from dsec.trajectory.reader import read
@@ -171,6 +176,46 @@ async def test_the_rest_of_a_repeat_begins_where_its_siblings_began(node: Packab
         assert record.parent == parent
 
 
+async def test_the_rest_of_a_repeat_is_refused_when_the_siblings_are_over(
+    node: PackableNode,
+) -> None:
+    async with node.edge(backends=[node.backend()]) as edge:
+        parent = await made(edge)
+        (one,) = await forked(edge, parent, Fork(count=1, key="k"))
+        await edge.stop(one.id)
+        node.write(parent, file=b"now")
+        first, second = await items(edge, parent, Fork(count=2, key="k"))
+        assert first.sandbox is not None
+        assert first.sandbox.id == one.id
+        assert second.error is not None
+        assert second.error.code == "conflict"
+        assert node.images.fake.steps.count("take") == 1
+        assert {view.id for view in await edge.list_sandboxes(_labelled())} == {parent, one.id}
+
+
+async def test_a_key_is_one_request_s(node: PackableNode) -> None:
+    async with node.host.running(), node.edge(backends=[node.backend()]) as edge:
+        parent = await made(edge)
+        async with node.client(edge) as client:
+            place = f"/v1/sandboxes/{parent}"
+            asked = {"count": 2, "key": "k", "labels": {"a": "b"}}
+            first = await client.post(f"{place}/fork", json=asked)
+            again = await client.post(f"{place}/fork", json=asked)
+            more = await client.post(f"{place}/fork", json={**asked, "count": 3})
+            other = await client.post(f"{place}/fork", json={**asked, "labels": {}})
+            command = {"shell": "true", "command_id": "k"}
+            run = await client.post(f"{place}/commands/run", json=command)
+        assert (first.status_code, again.status_code) == (200, 200)
+        assert ids(first.content) == ids(again.content)
+        assert [reply.status_code for reply in (more, other, run)] == [409] * 3
+        assert len(await edge.list_sandboxes(_labelled())) == 3
+
+
+def ids(answer: bytes) -> set[str]:
+    found = [msgspec.json.decode(line) for line in answer.splitlines()]
+    return {item["sandbox"]["id"] for item in found if "sandbox" in item}
+
+
 async def test_each_child_is_admitted_or_refused_for_itself(node: PackableNode) -> None:
     limits = AdmissionLimits(memory_floor_bytes=0, max_sandboxes=3)
     async with node.edge(backends=[node.backend()], limits=limits) as edge:
@@ -202,11 +247,20 @@ async def test_the_simulation_says_that_it_has_nothing_to_fork(tmp_path: Path) -
             await items(edge, parent, Fork())
 
 
-async def test_a_full_disk_makes_no_child_and_leaves_nothing(node: PackableNode) -> None:
+@pytest.mark.parametrize("what", ["layer", "history"])
+async def test_a_full_disk_makes_no_child_and_leaves_nothing(
+    node: PackableNode, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
     async def full() -> None:
         raise StorageFull("the disk is full")
 
-    node.images.fake.on_layer = full
+    def no_room(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    if what == "layer":
+        node.images.fake.on_layer = full
+    else:
+        monkeypatch.setattr("dsec.edge.forking.copy_history", no_room)
     async with node.edge(backends=[node.backend()]) as edge:
         parent = await made(edge)
         await happened(edge, parent, 1)
@@ -275,3 +329,48 @@ async def test_a_snapshot_of_a_child_has_what_its_parent_left_behind(node: Packa
 
 def _labelled(key: str = "", value: str = "") -> ListFilter:
     return ListFilter(labels={key: value} if key else {})
+
+
+async def test_no_more_is_made_than_has_room_for_its_history(
+    node: PackableNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with node.edge(backends=[node.backend()]) as edge:
+        parent = await made(edge)
+        await happened(edge, parent, 5)
+        size = node.trajectory(parent).stat().st_size
+        monkeypatch.setattr("dsec.edge.histories.MAX_COPIES_BYTES", 3 * size)
+        with pytest.raises(StorageFull, match="fewer"):
+            await items(edge, parent, Fork(count=4))
+        assert len(await forked(edge, parent, Fork(count=2))) == 2
+        await quiet(node)
+
+
+async def test_no_child_is_begun_once_the_parent_is_over(node: PackableNode) -> None:
+    limits = AdmissionLimits(memory_floor_bytes=0, max_launching=1)
+    async with node.edge(backends=[node.backend()], limits=limits) as edge:
+        parent = await made(edge)
+        gate = node.faults.gates["launch"] = anyio.Event()
+        found: list[BatchItem] = []
+
+        async def fork() -> None:
+            found.extend(await items(edge, parent, Fork(count=AT_ONCE + 5)))
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(fork)
+            await until(lambda: len(edge._live) == 1 + AT_ONCE)
+            await edge.stop(parent)
+            gate.set()
+        assert [item.sandbox is not None for item in found] == [True] * AT_ONCE + [False] * 5
+        assert {item.error.code for item in found if item.error} == {"sandbox_gone"}
+
+
+async def test_a_fork_for_a_job_ends_while_its_children_are_looked_for(
+    node: PackableNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(forking, "JOB_DEADLINE_S", 0.0)
+    async with node.edge(backends=[node.backend()]) as edge:
+        plain, of_a_job = await made(edge), await made(edge, job="j")
+        assert len(await forked(edge, plain, Fork())) == 1
+        with pytest.raises(DeadlineExceeded):
+            await items(edge, of_a_job, Fork())
+        await quiet(node)

@@ -42,6 +42,7 @@ IDLE = StopWanted(StopReason.IDLE)
         (S.PAUSED, ResumeWanted(), S.RESUMING, (Action.RESUME,), None),
         (S.RESUMING, Resumed(), S.RUNNING, (), None),
         (S.RESUMING, ResumeFailed(), S.PAUSED, (), None),
+        (S.RUNNING, ResumeFailed(), S.PAUSED, (), None),
         (S.PAUSED, Found(answers=True), S.PAUSED, (), None),
         (S.PAUSED, Found(answers=False), S.LOST, REMOVAL, StopReason.NODE_LOST),
         (S.PAUSED, Died(), S.FAILED, REMOVAL, StopReason.DIED),

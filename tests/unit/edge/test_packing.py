@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,7 +22,8 @@ from dsec.base.errors import (
     Unsupported,
 )
 from dsec.base.states import SandboxState
-from dsec.edge.histories import TRAJECTORY
+from dsec.edge.histories import TRAJECTORY, Histories
+from dsec.edge.lifecycle.journal import Journal
 from dsec.edge.record import SandboxRecord
 from dsec.edge.service import EdgeService
 from dsec.trajectory.reader import read
@@ -56,7 +59,7 @@ async def happened(edge: EdgeService, sandbox: str, count: int) -> None:
     """Have so many entries in a sandbox's trajectory."""
     owner = await edge.owner(sandbox)
     recording = await edge.recordings.of(owner)
-    while edge.recordings.steps(owner) < count:
+    while recording.steps < count:
         await recording.end(await recording.begin("file.write"), "ok")
 
 
@@ -83,10 +86,25 @@ async def test_it_stands_still_only_for_the_second_look(node: PackableNode) -> N
         view = await edge.pack(sandbox, Pack(name="s"), "me")
         assert (await edge.get(sandbox)).state is S.RUNNING
     assert seen == {"look": False, "take": True, "layer": False}
-    assert fake.mapped == {(1, 1), (1, 2)}  # before the first look and in the second
     assert fake.layers[view.digest] == {"a": b"1"}
     assert (view.step, view.packed_by, view.project, view.sandbox) == (3, "me", "p", sandbox)
     assert view.duration_ms >= view.frozen_ms >= 0
+
+
+async def test_what_grew_too_much_runs_until_it_was_looked_at_again(node: PackableNode) -> None:
+    backend, fake = node.backend(), node.images.fake
+    frozen: list[bool] = []
+
+    async def note() -> None:
+        frozen.append(bool(backend.frozen))
+
+    fake.grown, fake.on_look = 1, note
+    async with node.edge(backends=[backend]) as edge:
+        sandbox = await made(edge)
+        await edge.pack(sandbox, Pack(name="s"), "me")
+        assert (await edge.get(sandbox)).state is S.RUNNING
+    assert fake.steps == ["look", "take", "look", "take", "layer"]
+    assert frozen == [False, False]
 
 
 async def test_a_paused_one_is_packed_without_waking_it(node: PackableNode) -> None:
@@ -172,6 +190,25 @@ async def test_a_full_disk_leaves_it_running_and_nothing_else(node: PackableNode
             await edge.stop(sandbox)
 
 
+@pytest.mark.parametrize("what", ["Journal.mark_all", "Histories.keep"])
+async def test_a_full_disk_for_what_is_noted_down_says_so(
+    node: PackableNode, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    backend, (kind, method) = node.backend(), what.split(".")
+    async with node.edge(backends=[backend]) as edge:
+        sandbox = await made(edge)
+        await happened(edge, sandbox, 2)
+        with monkeypatch.context() as patch:
+            patch.setattr({"Journal": Journal, "Histories": Histories}[kind], method, full)
+            with pytest.raises(StorageFull):
+                await edge.pack(sandbox, Pack(name="s"), "")
+        assert ((await edge.get(sandbox)).state, backend.frozen) == (S.RUNNING, set())
+        await edge.pack(sandbox, Pack(name="s"), "")
+
+
 async def test_the_simulation_says_that_it_has_nothing_to_pack(tmp_path: Path) -> None:
     simulated = Node(tmp_path)
     simulated.clock = SystemClock()
@@ -226,6 +263,24 @@ async def test_what_is_not_cleaned_is_restored_by_its_packer_alone(node: Packabl
         assert (await edge.create(restored("mine", "me"))).state is S.RUNNING
 
 
+async def test_what_was_done_is_told_again_to_its_packer_alone(node: PackableNode) -> None:
+    async with node.host.running(), node.edge(backends=[node.backend()]) as edge:
+        sandbox = await made(edge, env={"TOKEN": "secret-of-the-spec"})
+        async with node.client(edge) as client:
+            place = f"/v1/sandboxes/{sandbox}"
+            command = {"shell": "echo secret-of-the-shell", "env": {"KEY": "secret-of-the-env"}}
+            assert (await client.post(f"{place}/commands/run", json=command)).status_code == 200
+            asked = {"path": "/tmp/key"}
+            await client.put(f"{place}/files", params=asked, content=b"secret-of-a-file")
+        await edge.pack(sandbox, Pack(name="s"), "builder")
+        for principal, inherits in (("builder", True), ("you", False), ("", False)):
+            child = (await edge.create(restored("s", principal))).id
+            told = node.trajectory(child).read_bytes()
+            for secret in (b"of-the-spec", b"of-the-shell", b"of-the-env", b"of-a-file"):
+                assert (secret in told) is inherits, (principal, secret)
+            assert any(entry.inherited for entry in read(node.trajectory(child))) is inherits
+
+
 async def test_a_name_that_exists_keeps_its_own_history(node: PackableNode) -> None:
     async with node.edge(backends=[node.backend()]) as edge:
         one, two = await made(edge), await made(edge)
@@ -237,6 +292,48 @@ async def test_a_name_that_exists_keeps_its_own_history(node: PackableNode) -> N
         child = (await edge.create(restored("s"))).id
         file = node.root / "state" / "sandboxes" / child / TRAJECTORY
         assert sum(entry.inherited for entry in read(file)) == 2
+
+
+async def test_a_name_that_is_taken_is_refused_before_anything_is_done(node: PackableNode) -> None:
+    async with node.edge(backends=[node.backend()]) as edge:
+        one, two = await made(edge), await made(edge)
+        await edge.pack(one, Pack(name="s"), "")
+        await happened(edge, two, 3)
+        done, kept = len(node.images.fake.steps), histories(node)
+        with pytest.raises(Conflict):
+            await edge.pack(two, Pack(name="s"), "")
+        assert (len(node.images.fake.steps), histories(node)) == (done, kept)
+
+
+async def test_a_pack_that_fails_leaves_no_history(node: PackableNode) -> None:
+    fake, failure = node.images.fake, [StorageFull("the disk is full")]
+
+    async def fail() -> None:
+        if failure:
+            raise failure.pop()
+
+    fake.on_layer = fail
+    async with node.edge(backends=[node.backend()]) as edge:
+        sandbox, other = await made(edge), await made(edge)
+        await happened(edge, sandbox, 3)
+        with pytest.raises(StorageFull):
+            await edge.pack(sandbox, Pack(name="s"), "")
+        assert histories(node) == []
+        together: list[Exception | None] = []
+
+        async def pack(which: str) -> None:
+            try:
+                await edge.pack(which, Pack(name="s"), "")
+                together.append(None)
+            except Conflict as exc:
+                together.append(exc)
+
+        async with anyio.create_task_group() as group:  # the name is free for both at first
+            group.start_soon(pack, sandbox)
+            group.start_soon(pack, other)
+        assert together.count(None) == 1
+        kept = fake.views["p", "s"]
+        assert histories(node) == ["p", "p/s", f"p/s/{kept.sandbox}.{kept.step}"]
 
 
 def histories(node: PackableNode) -> list[str]:

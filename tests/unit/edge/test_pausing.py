@@ -249,6 +249,17 @@ async def test_still_freezes_for_a_moment_and_only_then(node: Node) -> None:
         assert (aether.frozen, owner.state) == (True, S.PAUSED)
 
 
+async def test_a_paused_one_that_does_not_stand_still_is_made_to(node: Node) -> None:
+    async with node.edge() as edge:
+        owner = await made(edge)
+        await edge.pause(owner.record.id)
+        aether = node.host.sandboxes[owner.record.id]
+        aether.thaw()  # as half of a failed thaw leaves it
+        async with owner.still():
+            assert aether.frozen
+        assert (aether.frozen, owner.state) == (True, S.PAUSED)
+
+
 async def test_one_left_still_by_a_crash_is_let_go_on(node: Node) -> None:
     async with node.host.running():
         async with node.edge() as edge:
@@ -257,4 +268,77 @@ async def test_one_left_still_by_a_crash_is_let_go_on(node: Node) -> None:
             node.host.sandboxes[owner.record.id].freeze()
         async with node.edge() as edge:
             assert (await edge.get(owner.record.id)).state is S.RUNNING
+            assert await run(await edge.owner(owner.record.id), "true") == 0
+
+
+async def _cannot_go_on(node: Node, owner: Owner, how: str) -> None:
+    node.faults.fail_thaws = 1
+    if how == "pause":
+        node.faults.fail_freezes = 1
+        await owner.pause()
+    else:
+        async with owner.still():
+            pass
+
+
+@pytest.mark.parametrize("how", ["pause", "still"])
+async def test_one_that_cannot_be_let_go_on_says_so_and_is_tried_again(
+    node: Node, how: str
+) -> None:
+    async with node.edge() as edge:
+        owner = await made(edge)
+        with pytest.raises(InternalError, match="does not go on"):
+            await _cannot_go_on(node, owner, how)
+        assert owner.channel is not None
+        assert not owner.channel._patience._held  # what is open does not wait for ever
+        view = await edge.get(owner.record.id)
+        assert view.state is S.PAUSED
+        assert view.pause is not None
+        assert "could not be let go on" in view.pause.detail
+        node.faults.fail_thaws = 1
+        with pytest.raises(InternalError, match="does not go on"):
+            await edge.resume(owner.record.id)
+        assert owner.state is S.PAUSED
+        with anyio.fail_after(5):
+            assert await run(owner, "true") == 0
+        assert (owner.state, owner.paused) == (S.RUNNING, None)
+
+
+@pytest.mark.parametrize("how", ["pause", "still"])
+async def test_one_that_could_not_be_let_go_on_runs_after_a_restart(node: Node, how: str) -> None:
+    async with node.host.running():
+        async with node.edge() as edge:
+            owner = await made(edge)
+            with pytest.raises(InternalError):
+                await _cannot_go_on(node, owner, how)
+            node.host.sandboxes[owner.record.id].freeze()
+        async with node.edge() as edge:
+            assert (await edge.get(owner.record.id)).state is S.RUNNING
+            assert not node.host.sandboxes[owner.record.id].frozen
+
+
+async def test_one_that_cannot_be_let_go_on_at_the_edges_start_is_not_lost(node: Node) -> None:
+    async with node.host.running():
+        async with node.edge() as edge:
+            owner = await made(edge)
+            edge._journal.mark(owner.record.id, "begun", "still")
+            node.host.sandboxes[owner.record.id].freeze()
+        node.faults.fail_thaws = 1
+        async with node.edge() as edge:
+            assert (await edge.get(owner.record.id)).state is S.PAUSED
+            assert await run(await edge.owner(owner.record.id), "true") == 0
+
+
+@pytest.mark.parametrize("fault", ["fail_freezes", "fail_connects"])
+async def test_a_paused_one_is_not_lost_by_what_the_host_lacks_for_a_moment(
+    node: Node, fault: str
+) -> None:
+    async with node.host.running():
+        async with node.edge() as edge:
+            owner = await made(edge)
+            pause = (await edge.pause(owner.record.id)).pause
+        setattr(node.faults, fault, 1)
+        async with node.edge() as edge:
+            view = await edge.get(owner.record.id)
+            assert (view.state, view.pause) == (S.PAUSED, pause)
             assert await run(await edge.owner(owner.record.id), "true") == 0

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import base64
+import gc
+import weakref
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -111,6 +113,20 @@ async def test_another_command_under_the_same_id_is_refused(node: Node) -> None:
         assert (other.status_code, other.json()["error"]["code"]) == (409, "conflict")
         limited = await box.run("true", "c1", timeout_s=5)
         assert limited.status_code == 409
+
+
+async def test_an_id_is_not_used_for_two_kinds_of_operations(node: Node) -> None:
+    async with used(node) as box:
+        assert (await box.write("/a", b"1", key="step-1")).status_code == 200
+        answer = await box.run("echo x", "step-1")
+        assert (answer.status_code, answer.json()["error"]["code"]) == (409, "conflict")
+        assert (await box.run("echo x", "step-2")).status_code == 200
+        assert (await box.write("/b", b"1", key="step-2")).status_code == 409
+        assert (await box.post("commands/step-1/signal", "step-3", signal=1)).status_code != 409
+        names = [
+            entry.id for entry in await box.trajectory() if entry.op in ("command", "file.write")
+        ]
+        assert names == ["step-1", "step-2"]
 
 
 async def test_those_who_ask_at_once_share_one_run(node: Node) -> None:
@@ -375,6 +391,28 @@ async def test_beyond_its_size_outputs_are_left_out(
         assert entry.stdout is None
 
 
+async def test_of_what_has_no_id_there_is_an_end(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with used(node) as box:
+
+        async def warnings() -> list[str]:
+            view: dict[str, list[str]] = (await box.client.get(box.place)).json()
+            return view["warnings"]
+
+        before = await warnings()
+        await box.post("files/mkdir", path="/tmp/a")
+        monkeypatch.setattr("dsec.edge.recording.FULL_BYTES", 300)
+        await box.post("files/mkdir", path="/tmp/b")
+        await box.post("files/mkdir", "k1", path="/tmp/c")
+        await box.run("ls /tmp", "c1")
+        told = [entry.args.get("path") for entry in await box.trajectory("?op=file.mkdir")]
+        assert told == ["/tmp/a", "/tmp/c"]
+        assert [entry.id for entry in await box.trajectory("?op=command")] == ["c1"]
+        (told_of,) = [warning for warning in await warnings() if warning not in before]
+        assert "trajectory is full" in told_of
+
+
 async def test_a_full_disk_stops_nobody(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> int:
         raise OSError(28, "No space left on device")
@@ -395,3 +433,27 @@ async def test_the_file_is_the_sandboxes_own(node: Node) -> None:
     async with used(node) as box:
         owner = await box.edge.owner(box.id)
         assert [entry.op for entry in read(owner.record.path / "trajectory")] == ["create"]
+
+
+async def test_a_recording_is_not_made_twice_while_somebody_is_at_it(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that was put aside to make room has numbers of its own to give as long as it is used."""
+    monkeypatch.setattr("dsec.edge.recording.MAX_IDS", 0)
+    async with used(node) as box:
+        recordings, owner = box.edge.recordings, await box.edge.owner(box.id)
+        known = await recordings.of(owner)
+        seq = await known.begin("file.move", ident="k")
+        await known.end(seq, "ok")
+        other = request()
+        await box.edge.create(other)
+        await recordings.of(await box.edge.owner(other.id))
+        assert box.id not in recordings._known
+        assert await recordings.of(owner) is known
+        seen = weakref.ref(known)
+        await recordings.of(await box.edge.owner(other.id))
+        recordings._make_room()
+        del known
+        gc.collect()
+        assert seen() is None
+        assert (await recordings.of(owner)).index.find("file.move", "k") is not None

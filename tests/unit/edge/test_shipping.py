@@ -113,6 +113,39 @@ async def test_what_could_not_be_sent_is_tried_again(
     assert sorted(path.name for path in here.iterdir()) == [BOX, f"{BOX}.sent"]
 
 
+class Odd(DirectoryStore):
+    """A store with a bug, at first."""
+
+    failures: int = 1
+
+    @override
+    async def put_document(self, *args: object, **more: object) -> None:
+        if self.failures:
+            self.failures -= 1
+            raise ZeroDivisionError
+        await super().put_document(*args, **more)  # type: ignore[arg-type]
+
+
+async def test_nothing_that_goes_wrong_ends_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shipping, "RETRY_S", 0.0)
+    here = made(tmp_path / "here")
+    (tmp_path / "store").mkdir()
+    store = Odd(tmp_path / "store")
+    looks = iter([OSError("no such disk")])
+
+    def odd(kept: Path) -> list[Path]:
+        if problem := next(looks, None):
+            raise problem
+        return unsent(kept)
+
+    monkeypatch.setattr(shipping, "unsent", odd)
+    async with sending(Shipping(store, here, SystemClock())):
+        await until_sent(here)
+    assert store.failures == 0
+
+
 async def test_nobody_has_it(tmp_path: Path) -> None:
     here = tmp_path / "here"
     here.mkdir()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import shutil
 import stat
@@ -12,6 +13,7 @@ import pytest
 
 from dsec.base.errors import InvalidRequest, PayloadTooLarge
 from dsec.images import upper as reading
+from dsec.images.erofs import scan
 from dsec.images.erofs.read import read_image
 from dsec.images.erofs.scan import fill
 from dsec.images.erofs.tree import OPAQUE_XATTR, Inode
@@ -107,17 +109,17 @@ def test_changes_while_a_directory_is_read_are_passed_over(
     upper: Path, change: Change, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They come when its names are known and nothing of it is read."""
-    listed = os.listdir
+    listed = reading._names
     pending = [change]
 
-    def list_and_change(directory: int | str) -> list[str]:
-        names = listed(directory)
-        if pending and isinstance(directory, int):  # not pathlib's
+    def list_and_change(directory: int, most: int) -> list[str]:
+        names = listed(directory, most)
+        if pending:
             pending.pop()(upper)
         return names
 
     with monkeypatch.context() as patch:
-        patch.setattr(os, "listdir", list_and_change)
+        patch.setattr(reading, "_names", list_and_change)
         twice, data = packed(upper)
     assert not pending
     assert (twice, data) == packed(upper, look=False)
@@ -127,16 +129,16 @@ def test_changes_while_a_directory_is_read_are_passed_over(
 def test_what_should_stand_still_and_does_not_is_told(
     upper: Path, change: Change, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    listed = os.listdir
+    listed = reading._names
     calls = iter(range(100))
 
-    def list_and_change(directory: int | str) -> list[str]:
-        names = listed(directory)
-        if isinstance(directory, int) and next(calls) == 2:  # of b/inner
+    def list_and_change(directory: int, most: int) -> list[str]:
+        names = listed(directory, most)
+        if next(calls) == 2:  # of b/inner
             change(upper)
         return names
 
-    monkeypatch.setattr(os, "listdir", list_and_change)
+    monkeypatch.setattr(reading, "_names", list_and_change)
     with pytest.raises(InvalidRequest, match="changed while it was read"):
         packed(upper, look=False)
 
@@ -163,6 +165,101 @@ def test_what_changed_in_the_same_tick_is_read_again(
     with Upper(upper, Sieve(clean=True), LIMITS) as found:
         found.read(still=False)
         assert found._known == {}
+
+
+def test_what_somebody_has_open_to_write_is_read_when_it_stands_still(
+    upper: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reading, "_tick_ns", lambda: 1 << 62)  # all changes are long ago
+    out = upper.parent / "out"
+    out.mkdir()
+    with Packer(out, upper, Sieve(clean=True), LIMITS) as packer:
+        with (upper / "z").open("r+b"):
+            packer.look()
+        packer.take()
+        assert packer._taken is not None
+        assert packer._taken.read_bytes == 200_000
+        packer.finish()
+
+
+def test_a_store_into_a_mapping_that_ends_before_it_stands_still_is_packed(
+    upper: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The page is dirty when it is looked at: the second store leaves no trace in times."""
+    monkeypatch.setattr(reading, "_tick_ns", lambda: 1 << 62)
+    out = upper.parent / "out"
+    out.mkdir()
+    with Packer(out, upper, Sieve(clean=True), LIMITS) as packer:
+        with (upper / "z").open("r+b") as file, mmap.mmap(file.fileno(), 0) as memory:
+            memory[:3] = b"old"
+            before = (upper / "z").stat()
+            packer.look()
+            memory[:3] = b"new"
+            assert (upper / "z").stat() == before
+        packer.take()
+        packer.finish()
+    assert (upper / "z").read_bytes() in (out / "data").read_bytes()
+
+
+def test_what_is_mapped_to_be_read_is_read_once(
+    upper: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reading, "_tick_ns", lambda: 1 << 62)
+    out = upper.parent / "out"
+    out.mkdir()
+    with (upper / "z").open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ):
+        with Packer(out, upper, Sieve(clean=True), LIMITS) as packer:
+            packer.look()
+            packer.take()
+            assert packer._taken is not None
+            assert packer._taken.read_bytes == 0
+
+
+def test_a_name_that_is_a_link_and_then_a_file_is_passed_over(
+    upper: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    link = upper / "b/inner/link"
+    filled, pending = scan.fill, [link]
+
+    def fill_and_replace(inode: Inode, status: os.stat_result, where: int | str) -> None:
+        filled(inode, status, where)
+        if stat.S_ISLNK(status.st_mode) and pending:
+            pending.pop().unlink()
+            link.write_bytes(b"file")
+
+    monkeypatch.setattr(scan, "fill", fill_and_replace)
+    with Upper(upper, Sieve(clean=True), LIMITS) as found:
+        names = found.read(still=False).tree.root.children[b"b"].children[b"inner"].children
+        assert b"link" not in names or not names[b"link"].target
+        assert stat.S_ISREG(
+            found.read(still=True)
+            .tree.root.children[b"b"]
+            .children[b"inner"]
+            .children[b"link"]
+            .mode
+        )
+    assert not pending
+
+
+def test_a_file_that_goes_on_changing_counts_once(upper: Path, tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    (upper / "sparse").unlink()
+    with Packer(tmp_path / "out", upper, Sieve(clean=True), Limits(100, 300_000)) as packer:
+        for _ in range(3):
+            packer.look()
+            (upper / "z").write_bytes(os.urandom(200_000))
+        packer.take()
+        packer.finish()
+
+
+def test_of_a_large_directory_no_more_names_are_read_than_allowed(tmp_path: Path) -> None:
+    for number in range(20):
+        (tmp_path / str(number)).touch()
+    directory = os.open(tmp_path, os.O_RDONLY)
+    try:
+        assert [len(reading._names(directory, most)) for most in (3, 19, 20, 30)] == [4, 20, 20, 20]
+    finally:
+        os.close(directory)
 
 
 def test_what_is_left_out_is_not_in_the_data(upper: Path) -> None:

@@ -35,7 +35,7 @@ def example(glob: str) -> str:
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
 def test_every_glob_of_the_house_leaves_something_out(rule: Rule) -> None:
-    text = b"//user:secret@host token -----BEGIN OPENSSH PRIVATE KEY-----"
+    text = b"url = https://user:secret@host password x -----BEGIN OPENSSH PRIVATE KEY-----"
     for glob in rule.globs:
         said = [b"nameserver 127.0.0.1\n"] if rule.name == "platform-network" else [text]
         assert all(fate(example(glob), each) is Fate.CLEANED for each in said), glob
@@ -58,6 +58,15 @@ def test_every_glob_of_the_house_leaves_something_out(rule: Rule) -> None:
         "/etc/hosts",
         "/opt/cache/x",
         "/etc/ssl/private/key.pem",
+        "/root/.ssh/keys/deploy_key.pub",
+        "/root/.cache/pypoetry/virtualenvs/app-x-py3.11/bin/python",
+        "/root/.cache/uv/archive-v0/x/numpy/__init__.py",
+        "/root/.cache/pre-commit/repo/x",
+        "/root/.cache/node/corepack/v1/pnpm/9/bin/pnpm.cjs",
+        "/root/.cache/bazel/_bazel_root/x",
+        "/srv/repo/tests/fixtures/.netrc",
+        "/srv/repo/.claude/settings.json",
+        "/srv/repo/CLAUDE.md",
     ],
 )
 def test_what_stays(path: str) -> None:
@@ -77,6 +86,69 @@ def test_content_decides_where_a_name_does_not() -> None:
         Fate.CLEANED
     )
     assert fate("/etc/hosts", b"127.0.0.1\tlocalhost\n10.0.0.1\tdatabase\n") is Fate.KEPT
+
+
+@pytest.mark.parametrize(
+    ("path", "text"),
+    [
+        ("/srv/.npmrc", "; author: me\nengine-strict=true\nalways-auth=true\n"),
+        ("/srv/.npmrc", "//host/:_authToken=${NPM_TOKEN}\n"),
+        ("/srv/.npmrc", "#//host/:_authToken=abc\n"),
+        ("/srv/.yarnrc.yml", 'yarnPath: x.cjs\nnpmAuthToken: "${NPM_TOKEN:-}"\n'),
+        ("/srv/uv.toml", '# tokenizers\nextra = ["tokenizers"]\n'),
+        ("/srv/uv.toml", 'url = "https://${USER}:${PASS}@host/simple"\n'),
+        ("/srv/uv.toml", 'git = "ssh://git@github.com/a/b"\n'),
+        ("/root/.docker/config.json", '{"auths": {}, "credsStore": "desktop"}'),
+        ("/root/.aws/config", "[default]\nregion = x\nsso_registration_scopes = y\n"),
+        ("/root/.m2/settings.xml", "<password>${env.PASS}</password>"),
+        ("/root/.gradle/gradle.properties", "org.gradle.jvmargs=-Xmx2g\n"),
+        ("/root/.condarc", "channels:\n  - conda-forge\nadd_anaconda_token: true\n"),
+        ("/root/.pypirc", "[distutils]\nindex-servers = pypi\n"),
+        ("/root/.my.cnf", "[client]\npassword\nuser = me\n"),
+        ("/root/.curlrc", "user-agent = x\nlocation\n"),
+    ],
+)
+def test_settings_that_name_secrets_and_hold_none_stay(path: str, text: str) -> None:
+    assert fate(path, text.encode()) is Fate.KEPT
+
+
+@pytest.mark.parametrize(
+    ("path", "text"),
+    [
+        ("/srv/.npmrc", "fund=false\n//host/:_authToken=npm_x\n"),
+        ("/srv/.npmrc", "_auth = dTpw\n"),
+        ("/srv/.npmrc", "//host/:_password=dTpw\n"),
+        ("/srv/.yarnrc", '"//host/:_authToken" "x"\n'),
+        ("/srv/.yarnrc.yml", 'npmAuthToken: "x"\n'),
+        ("/srv/.yarnrc.yml", "npmAuthIdent: u:p\n"),
+        ("/srv/uv.toml", 'url = "https://u:p@host/simple"\n'),
+        ("/srv/uv.toml", 'url = "https://ghp_0123456789abcdef@host/simple"\n'),
+        ("/root/.docker/config.json", '{"auths": {"host": {"auth": "dTpw"}}}'),
+        ("/root/.docker/config.json", '{"auths": {"host": {"identitytoken": "x"}}}'),
+        ("/root/.aws/config", "[default]\naws_secret_access_key = x\n"),
+        ("/root/.aws/config", "aws_session_token=x\n"),
+        ("/root/.m2/settings.xml", "<server><password>x</password></server>"),
+        ("/root/.gradle/gradle.properties", "mavenPassword=x\n"),
+        ("/root/.condarc", "channels:\n  - https://host/t/ab-01234567/main\n"),
+        ("/root/.pypirc", "[pypi]\nusername = __token__\npassword = pypi-x\n"),
+        ("/root/.my.cnf", "[client]\npassword=x\n"),
+        ("/root/.boto", "gs_secret_access_key = x\n"),
+        ("/root/.curlrc", 'user = "me:x"\n'),
+        ("/root/.curlrc", "-u me:x\n"),
+        ("/root/.curlrc", 'header = "Authorization: Bearer x"\n'),
+        ("/root/.wgetrc", "http_password=x\n"),
+        ("/root/.terraformrc", 'credentials "host" {\n  token = "x"\n}\n'),
+        ("/root/.config/glab-cli/config.yml", "hosts:\n  gitlab.com:\n    token: glpat-x\n"),
+        ("/srv/.netrc", "machine host\n  login me\n  password x\n"),
+        ("/etc/apt/auth.conf.d/a.conf", "machine host login me password x\n"),
+        ("/root/.ssh/keys/deploy_key", "-----BEGIN OPENSSH PRIVATE KEY-----\n"),
+        ("/root/.local/share/nvim/swap/%srv%x.swp", "text"),
+        ("/root/x.py~", "text"),
+        ("/root/.claude/projects/x/a.jsonl", "text"),
+    ],
+)
+def test_secrets_go_with_what_holds_them(path: str, text: str) -> None:
+    assert fate(path, text.encode()) is Fate.CLEANED
 
 
 def test_without_cleaning_only_what_every_sandbox_has_of_its_own_goes() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from dsec import DSecClient, NotFound
+from dsec.base.errors import DsecError, PermissionDenied, QuotaExceeded, Unauthenticated
 from dsec.sdk.replaying import Change, Leave, Run, first_spec, inputs_of, plan
 from dsec.trajectory.diff import Step
 from dsec.wire.sandbox import Captured, Recorded, SnapshotView
@@ -127,7 +128,10 @@ def test_input_is_put_together_once() -> None:
     long = stdin(8, {"body": {"size_bytes": 1 << 20, "sha256": "ab"}})
     left = plan(cat, inputs_of([*parts, long]))
     assert isinstance(left, Leave)
-    assert "too long" in left.why
+    assert "not all recorded" in left.why
+    gap = plan(cat, inputs_of([parts[0], stdin(9, {"offset": "7", "body": body(b"h")})]))
+    assert isinstance(gap, Leave)
+    assert "not all recorded" in gap.why
 
 
 @pytest.mark.parametrize("op", ["create", "file.read", "tree.read", "file.stat", "pause", "pack"])
@@ -196,6 +200,19 @@ async def test_a_replay_does_the_same_in_order_and_tells_where_it_diverges(
     assert (made.json()["image"], made.json()["workspace"]) == ("debian", "w:1")
     assert "idempotency-key" in made.headers
     assert replay.sandbox.id == FRESH
+
+
+@pytest.mark.parametrize(
+    "refusal", [PermissionDenied("not any more"), Unauthenticated("no"), QuotaExceeded("full")]
+)
+async def test_what_never_reached_the_sandbox_is_not_a_step_done(
+    platform: FakePlatform, client: DSecClient, refusal: DsecError
+) -> None:
+    recorded_before(platform, command(2, "a"))
+    platform.on("POST", f"/v1/sandboxes/{FRESH}/commands/run", error(refusal))
+    async with await client.replay(SANDBOX) as replay:
+        with pytest.raises(type(refusal)):
+            await anext(replay)
 
 
 async def test_a_replay_from_a_snapshot_begins_after_it(

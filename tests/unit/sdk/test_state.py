@@ -3,6 +3,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import anyio
 import pytest
 
 from dsec import (
@@ -16,6 +17,7 @@ from dsec import (
     SandboxGone,
     Unavailable,
 )
+from dsec.base.ids import SandboxId, child_id
 from dsec.base.states import SandboxState
 from dsec.sdk.models import job_and_epoch, sandbox_spec
 from dsec.wire.public_v1 import BatchItem, ErrorBody, JobItem, JobView
@@ -117,17 +119,55 @@ async def test_a_fork_that_fails_leaves_no_sandbox_nobody_knows(
     full = ErrorBody(code="capacity_unavailable", message="full")
     items = BatchItem(index=1, error=full), BatchItem(index=0, sandbox=sandbox("sbx0"))
     platform.sandbox("POST", "/fork", lines(*items))
-    platform.on("DELETE", "/v1/sandboxes/sbx0", json(sandbox("sbx0", state="stopped")))
     with pytest.raises(CapacityUnavailable) as caught:
         await box.fork(2, key="mine")
     assert caught.value.details["index"] == 1
-    assert not platform.calls("DELETE", "sbx0")
+    assert not stopped(platform)
     with pytest.raises(CapacityUnavailable):
         await box.fork(2)
-    assert platform.calls("DELETE", "sbx0")
+    assert stopped(platform) == children(platform)
     async with box.forks(2) as forks:
         kinds = [type(child).__name__ async for child in forks]
     assert kinds == ["CapacityUnavailable", "Sandbox"]
+
+
+async def test_a_fork_whose_answer_breaks_off_leaves_no_sandbox(
+    platform: FakePlatform, box: Sandbox
+) -> None:
+    """The one not told of may have been made as well; that stopping fails does not hide the cause."""
+    gone = StreamError(code="sandbox_gone", message="the parent is over", http_status=410)
+    platform.sandbox("POST", "/fork", lines(BatchItem(index=0, sandbox=sandbox("sbx0")), gone))
+    with pytest.raises(SandboxGone, match="the parent is over"):
+        await box.fork(3)
+    assert stopped(platform) == children(platform)
+    assert len(stopped(platform)) == 3
+
+
+async def test_a_cancelled_fork_leaves_no_sandbox(platform: FakePlatform, box: Sandbox) -> None:
+    told = lines(BatchItem(index=0, sandbox=sandbox("sbx0")), hang=True)
+    platform.sandbox("POST", "/fork", told)
+    with anyio.move_on_after(0.1):
+        await box.fork(20)
+    assert stopped(platform) == children(platform)
+    assert len(stopped(platform)) == 20
+
+
+async def test_a_fork_that_is_refused_asks_for_nothing_more(
+    platform: FakePlatform, box: Sandbox
+) -> None:
+    platform.sandbox("POST", "/fork", error(InvalidRequest("too many")))
+    with pytest.raises(InvalidRequest):
+        await box.fork(100_000_000)
+    assert not stopped(platform)
+
+
+def stopped(platform: FakePlatform) -> set[str]:
+    return {call.path.rpartition("/")[2] for call in platform.calls("DELETE", "")}
+
+
+def children(platform: FakePlatform) -> set[str]:
+    asked = platform.calls("POST", "/fork")[-1].json()
+    return {child_id(SandboxId(SANDBOX), asked["key"], n) for n in range(asked["count"])}
 
 
 async def test_a_trajectory_goes_on_where_it_broke(platform: FakePlatform, box: Sandbox) -> None:

@@ -8,11 +8,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import anyio
+import anyio.to_thread
 import pytest
 
-from dsec import DSecClient, NotFound, PayloadTooLarge, Unavailable
+from dsec import DSecClient, NotFound, PayloadTooLarge, SandboxGone, Unavailable
+from dsec.base.ids import SandboxId, child_id
 from dsec.sdk import sync
-from dsec.wire.sandbox import Exited, FileInfo, Output
+from dsec.wire.public_v1 import BatchItem
+from dsec.wire.sandbox import Exited, FileInfo, Output, StreamError
 from tests.unit.sdk.fake import (
     SANDBOX,
     FakePlatform,
@@ -236,3 +239,26 @@ def test_blocking_ports(blocking: sync.DSecClient) -> None:
             sender.join()
             tcp.shutdown(socket.SHUT_WR)
             assert tcp.recv(1) == b""
+
+
+def test_a_blocking_fork_that_fails_stops_the_children_together(
+    platform: FakePlatform, blocking: sync.DSecClient
+) -> None:
+    both = threading.Barrier(2, timeout=20)
+
+    async def stop(_seen: Seen) -> Reply:
+        await anyio.to_thread.run_sync(both.wait)
+        return error(Unavailable("it does not answer"))
+
+    def fork(seen: Seen) -> Reply:
+        key = seen.json()["key"]
+        for index in range(2):
+            child = child_id(SandboxId(SANDBOX), key, index)
+            platform.on("DELETE", f"/v1/sandboxes/{child}", stop, json(sandbox(child)))
+        gone = StreamError(code="sandbox_gone", message="over", http_status=410)
+        return lines(BatchItem(index=0, sandbox=sandbox("sbx0")), gone)
+
+    platform.sandbox("POST", "/fork", fork)
+    with pytest.raises(SandboxGone, match="over"):
+        blocking.get(SANDBOX).fork(2)
+    assert len({seen.path for seen in platform.calls("DELETE", "")}) == 2

@@ -111,6 +111,8 @@ async def test_only_the_epoch_in_force_is_renewed(book: LeaseBook) -> None:
     assert (renewed.expires_at, renewed.due_at, renewed.ttl_s) == (1140.0, 1140.0, 90.0)
     assert (renewed.taken_at, renewed.updated_at) == (1000.0, 1050.0)
     assert await book.renew(ROOT, "run", 2, terms()) is None
+    assert await book.renew(ROOT, "run", 1 << 80, terms()) is None
+    assert not await book.release(ROOT, "run", 1 << 80, 1000.0)
     await book.take(ROOT, "run", terms())
     assert await book.renew(ROOT, "run", 1, terms()) is None
     assert await book.renew(ROOT, "other", 1, terms()) is None

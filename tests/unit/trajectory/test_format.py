@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 
-from dsec.trajectory import writer
-from dsec.trajectory.format import HEADER, MAGIC, Begun, Ended, Entry, frame
+from dsec.trajectory import reader, writer
+from dsec.trajectory.format import HEADER, MAGIC, Begun, Ended, Entry, Inherited, entry_at, frame
 from dsec.trajectory.index import load
 from dsec.trajectory.inherit import inherit
 from dsec.trajectory.reader import read
@@ -200,3 +202,62 @@ def test_a_child_is_whole_or_not_there(path: Path, monkeypatch: pytest.MonkeyPat
     with pytest.raises(OSError, match="No space"):
         inherit(path, 3, path.with_name("child"))
     assert [file.name for file in path.parent.iterdir()] == ["t"]
+
+
+def test_what_is_added_while_an_index_is_read_is_not_cut_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, cut = tmp_path / "t", writer.cut
+    writer.create(path, [Begun(1, 1.0, "pause")])
+    added = frame(Ended(1, 2.0, "ok"))
+
+    def late(file: BinaryIO, end: int) -> int:
+        writer.append(path, added)
+        writer.append(path, added + frame(Begun(2, 3.0, "resume")))
+        with path.open("ab") as torn:
+            torn.write(added[:-1])
+        return cut(file, end)
+
+    monkeypatch.setattr(writer, "cut", late)
+    index = load(path)
+    assert index.size == path.stat().st_size
+    assert [entry.op for entry in read(path)] == ["pause", "resume"]
+
+
+def test_two_who_add_at_once_know_where_theirs_is(tmp_path: Path) -> None:
+    path = tmp_path / "t"
+    writer.create(path)
+
+    def add(number: int) -> list[tuple[int, int]]:
+        numbers = range(number, number + 300)
+        return [(n, writer.append(path, frame(Begun(n, 1.0, "x" * (n % 50))))) for n in numbers]
+
+    with ThreadPoolExecutor(3) as threads:
+        places = [place for some in threads.map(add, (0, 300, 600)) for place in some]
+    with path.open("rb") as file:
+        found = [(n, entry_at(file, offset)) for n, offset in places]
+    assert all(isinstance(entry, Begun) and entry.seq == n for n, entry in found)
+
+
+def test_a_long_one_is_read_part_by_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, seen = tmp_path / "t", []
+    begun = [Begun(seq, 1.0, "pause") for seq in (1, 2, 3, 5, 4, 6, 40, 41)]
+    ended = [Ended(seq, 2.0, "ok") for seq in (41, 1, 5, 3)]
+    writer.create(path, [Inherited(2), *begun[:4], *ended[1:3], *begun[4:], ended[0], ended[3]])
+
+    class Places(reader._Places):
+        def __init__(self, file: BinaryIO, first: int, until: int | None) -> None:
+            super().__init__(file, first, until)
+            seen.append(len(self._begun))
+
+    monkeypatch.setattr(reader, "_Places", Places)
+    whole = list(read(path))
+    assert [entry.seq for entry in whole] == [1, 2, 3, 4, 5, 6, 40, 41]
+    assert [entry.seq for entry in whole if entry.outcome] == [1, 3, 5, 41]
+    assert [entry.seq for entry in whole if entry.inherited] == [1, 2]
+    monkeypatch.setattr(reader, "WINDOW", 3)
+    seen.clear()
+    assert list(read(path)) == whole
+    assert seen == [3, 3, 2]
+    assert [entry.seq for entry in read(path, 2, 40)] == [2, 3, 4, 5, 6, 40]
+    assert [entry.seq for entry in read(path, 1 << 62)] == []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import logging
+import os
 import resource
 import socket
 from collections.abc import AsyncIterator
@@ -40,7 +41,6 @@ from dsec.linux.cgroup import bounding, freezing, groups, reclaiming, refilling
 from dsec.linux.cgroup.detect import detect
 from dsec.linux.cgroup.interface import Layout
 from dsec.linux.disk_use import allocated_bytes
-from dsec.linux.mapped import shared_files
 from dsec.wire.public_v1 import Capability
 from dsec.wire.sandbox import Pause, SandboxSpec, Usage
 
@@ -242,11 +242,15 @@ class ContainerBackend:
 
     async def thaw(self, record: SandboxRecord) -> None:
         """Let its group go on, and use no more swap than it does."""
+        # Threads of its own, whose work is quick: those of freezing may all wait for a slow disk.
         try:
-            await in_thread("cgroup", reclaiming.restrain, self._layout, record.id)
-            await in_thread("cgroup", freezing.thaw, self._layout, record.id)
+            await in_thread("thaw", self._thaw, record.id)
         except FileNotFoundError as exc:
             raise gone(record.id, "died", "it has no control groups") from exc
+
+    def _thaw(self, sandbox: str) -> None:
+        reclaiming.restrain(self._layout, sandbox)
+        freezing.thaw(self._layout, sandbox)
 
     async def reclaim(self, record: SandboxRecord) -> Pause:
         """Take back its memory, what it has of its own into the host's swap."""
@@ -262,7 +266,7 @@ class ContainerBackend:
 
     async def refill(self, record: SandboxRecord) -> None:
         """Read ahead what its processes have in swap."""
-        await in_thread("reclaim", refilling.refill, self._layout, record.id)
+        await in_thread("refill", refilling.refill, self._layout, record.id)
 
     async def resize(self, record: SandboxRecord) -> None:
         """Change its groups, then where it runs, and last, as there is no way back, its disk."""
@@ -308,17 +312,6 @@ class ContainerBackend:
         """Its overlay's upper directory."""
         return writable_place(record) / UPPER
 
-    async def mapped(self, record: SandboxRecord) -> frozenset[tuple[int, int]]:
-        """Read the lists of mappings of all its processes."""
-        try:
-            return await in_thread("scan", self._mapped, record)
-        except OverflowError as exc:
-            raise Conflict(f"{record.id} cannot be packed: its processes have {exc}") from exc
-
-    def _mapped(self, record: SandboxRecord) -> frozenset[tuple[int, int]]:
-        upper = self.writable(record)
-        return shared_files(groups.processes(self._layout, record.id), upper)
-
     def oom_kills(self, record: SandboxRecord) -> int:
         """One small file of the kernel's own, some 20 microseconds: no thread is worth it."""
         return groups.oom_kills(self._layout, record.id)
@@ -347,12 +340,18 @@ class ContainerBackend:
         return self._launchers.epitaph(sandbox)
 
 
+_LACKING = frozenset({errno.ENOMEM, errno.ENOBUFS, errno.ENFILE, errno.EMFILE})
+"""What the host lacks for a moment says nothing of the sandbox."""
+
+
 async def _connect(sock: socket.socket, record: SandboxRecord) -> None:
     """Connect without blocking; a full backlog (EAGAIN) is waited out within the deadline."""
     while True:
         code = sock.connect_ex(record.socket)
         if not code:
             return
+        if code in _LACKING:
+            raise OSError(code, os.strerror(code), record.socket)
         if code != errno.EAGAIN:
             raise gone(record.id, "died", f"its socket does not answer: {errno.errorcode[code]}")
         await anyio.sleep(0.005)

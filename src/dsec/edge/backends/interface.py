@@ -119,14 +119,6 @@ class Backend(Protocol):
         """Its writable layer, an overlay's upper directory of this host; None = it has none."""
         ...
 
-    async def mapped(self, record: SandboxRecord) -> frozenset[tuple[int, int]]:
-        """Files of its writable layer that its processes share by mapping: device and inode.
-
-        Raises:
-            Conflict: it has more mappings than can be looked at.
-        """
-        ...
-
     async def strays(self, known: frozenset[str]) -> list[str]:
         """Remove what earlier runs left (groups, sockets) of sandboxes that are not `known` ids.
 

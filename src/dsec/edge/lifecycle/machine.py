@@ -73,7 +73,7 @@ class Resumed:
 
 @dataclass(frozen=True)
 class ResumeFailed:
-    """It could not be let go on, and is as it was."""
+    """It could not be let go on, and stands still: after a pause, half of one, or a moment."""
 
 
 @dataclass(frozen=True)
@@ -140,6 +140,7 @@ _PAUSING: dict[tuple[SandboxState, type], Step] = {
     (S.PAUSED, ResumeWanted): Step(S.RESUMING, (Action.RESUME,)),
     (S.RESUMING, Resumed): Step(S.RUNNING),
     (S.RESUMING, ResumeFailed): Step(S.PAUSED),
+    (S.RUNNING, ResumeFailed): Step(S.PAUSED),
     (S.PAUSED, Found): Step(S.PAUSED),
 }
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 
 import anyio
 import anyio.abc
@@ -21,6 +21,7 @@ from dsec.edge.channel import AetherChannel, gone
 from dsec.edge.lifecycle import machine, resting
 from dsec.edge.lifecycle.journal import Mark
 from dsec.edge.lifecycle.machine import Action
+from dsec.edge.lifecycle.standing import Standing
 from dsec.edge.lifecycle.surroundings import Resizing, Surroundings
 from dsec.edge.record import SandboxRecord
 from dsec.images import disk
@@ -41,6 +42,8 @@ MAX_REVIVALS = 64
 REACH_TRIES, REACH_PAUSE_S = 10, 0.5
 """What the host lacks for a moment (descriptors, memory) does not end a sandbox."""
 
+NOT_LET_GO = "it could not be let go on"
+
 
 class Owner:
     """One live sandbox."""
@@ -49,6 +52,7 @@ class Owner:
         "_around",
         "_backend",
         "_revivals",
+        "_standing",
         "_turn",
         "busy",
         "channel",
@@ -64,6 +68,7 @@ class Owner:
         "reason",
         "record",
         "state",
+        "warnings",
     )
 
     def __init__(self, record: SandboxRecord, backend: Backend, around: Surroundings) -> None:
@@ -81,6 +86,8 @@ class Owner:
         """Kills of its memory group that have been seen."""
         self.oom_commands: list[str] = []
         """Commands found to have ended by them."""
+        self.warnings: tuple[str, ...] = ()
+        """What whoever looks at it has to know besides."""
         self.paused: Pause | None = None
         """What its pause gave back, while it is paused."""
         self.ready = anyio.Event()
@@ -91,6 +98,7 @@ class Owner:
         self._around = around
         self._turn = anyio.Lock()
         self._revivals = 0
+        self._standing = Standing()
 
     # using it
 
@@ -135,40 +143,18 @@ class Owner:
         record, clock = self.record, self._around.clock
         running = self.state is SandboxState.RUNNING
         idle_s = clock.monotonic() - self.idle_since
-        return SandboxView(
-            id=record.id,
-            node=self._around.node,
-            backend=record.spec.backend,
-            image=record.spec.image,
-            image_digest=record.image.digest,
-            workspace=record.environment.workspace,
-            toolkits=record.environment.toolkits,
-            state=self.state,
-            created_at=record.created_at,
-            limits=record.spec.limits,
-            ttl_running_stop=record.spec.ttl_running_stop,
-            max_lifetime_s=record.spec.max_lifetime_s,
-            idle_since=clock.now() - idle_s if running and not self.busy else None,
-            ended_at=self.ended_at,
-            stop_reason=self.reason,
-            stop_detail=self.detail,
-            labels=record.spec.labels,
-            project=record.project,
-            warnings=record.warnings,
-            faults=self._around.faults(record.environment, record.id) if running else [],
-            pause=self.paused,
-            parent=record.parent,
-            idle_action=record.spec.idle_action,
-            qos=record.spec.qos,
-            job=record.spec.job or "",
-            step=record.spec.step,
-            group=record.spec.group,
-            epoch=record.spec.epoch,
-        )
+        view = record.view(self._around.node, self.state)
+        view.warnings += self.warnings
+        view.ended_at, view.stop_reason, view.stop_detail = self.ended_at, self.reason, self.detail
+        view.pause = self.paused
+        if running:
+            view.idle_since = None if self.busy else clock.now() - idle_s
+            view.faults = self._around.faults(record.environment, record.id)
+        return view
 
     async def usage(self) -> Usage:
         """What it uses, seen from outside."""
-        with _deadline(CONNECT_DEADLINE_S, "its usage could not be read"):
+        with resting.within(CONNECT_DEADLINE_S, "its usage could not be read"):
             return await self._backend.usage(self.record)
 
     def oom_kill_seen(self) -> bool:
@@ -231,13 +217,17 @@ class Owner:
         Raises:
             InternalError: something of it cannot be removed; calling again tries again.
         """
-        async with self._turn:
+        with self._standing.given_up():
+            await self._turn.acquire()
+        try:
             if self.over.is_set():
                 return
             if self.state in machine.ALIVE or self.state is SandboxState.CREATING:
                 await self._follow(machine.StopWanted(reason))
             else:
                 await self._act(machine.REMOVAL)
+        finally:
+            self._turn.release()
 
     async def pause(self, unless: Callable[[], bool] | None = None) -> None:
         """Freeze it and take back its memory; harmless twice.
@@ -248,7 +238,9 @@ class Owner:
         Raises:
             SandboxGone: it is over. Unsupported, StorageFull, InternalError: it runs on.
         """
-        async with self._turn:
+        if self.record.id in self._around.paused:
+            return
+        async with resting.place(), self._turn:  # in this order: it runs on while it waits
             if self.state is SandboxState.PAUSED or (unless is not None and unless()):
                 return
             if self.state is not SandboxState.RUNNING:
@@ -277,24 +269,35 @@ class Owner:
         """Have it stand still, and go on afterwards as it did, whatever happens.
 
         Its turn is held: nothing else begins to change it meanwhile, and what wants to use it waits
-        like what runs in it. A paused one stands still already, and stays paused.
+        like what runs in it; a stop ends it. A paused one stands still already, and stays paused.
 
         Raises:
-            SandboxGone: it is over. Unsupported, InternalError: it cannot be frozen; it runs on.
+            SandboxGone: it is over, or about to be. Conflict: what was done meanwhile took too long.
+            Unsupported, InternalError: it cannot be frozen; it runs on.
+                InternalError: it cannot be let go on; it is paused then.
+            StorageFull: it could not be noted down; it runs on.
         """
         async with self._turn:
             if self.state is SandboxState.PAUSED:
-                yield
+                await resting.freeze(self._backend, self.record)  # if a failure left it half so
+                with self._standing.briefly(self.record.id):
+                    yield
                 return
             if self.state is not SandboxState.RUNNING:
                 raise self.gone()
-            await self._mark(("begun", Action.STILL, ""))
             try:
+                if self.channel is not None:
+                    await resting.hold(self.channel)
+                with disk.full_disk_named(self.record.path.parent):
+                    await self._mark(("begun", Action.STILL, ""))
                 await resting.freeze(self._backend, self.record)
-                yield
+                with self._standing.briefly(self.record.id):
+                    yield
             finally:
                 with anyio.CancelScope(shield=True):
-                    await resting.thaw(self._backend, self.record)
+                    await self._thaw()
+                    if self.channel is not None:
+                        await resting.release(self.channel)
                     with contextlib.suppress(OSError):
                         await self._mark(("done", Action.STILL, ""))
 
@@ -425,11 +428,7 @@ class Owner:
         """Let it go on, from a pause or from half of one."""
         with contextlib.suppress(OSError):  # a full disk must not keep it from going on
             await self._mark(("begun", Action.RESUME, ""))
-        try:
-            await resting.thaw(self._backend, self.record)
-        except Exception as exc:
-            await self._not_resumed(exc)
-            raise as_error(exc) from exc
+        await self._thaw()
         self.paused = None
         self.idle_since = self._around.clock.monotonic()
         await self._go_on()
@@ -438,6 +437,13 @@ class Owner:
         with contextlib.suppress(OSError):
             await self._mark(("done", Action.RESUME, ""))
         self._around.group.start_soon(resting.refill, self._backend, self.record)
+
+    async def _thaw(self) -> None:
+        try:
+            await resting.thaw(self._backend, self.record)
+        except Exception as exc:
+            await self._not_resumed(exc)
+            raise as_error(exc) from exc
 
     async def _go_on(self) -> None:
         """It is thawed: have its channel again, or find that it has died."""
@@ -457,7 +463,15 @@ class Owner:
         if self.state is SandboxState.RESUMING:
             with contextlib.suppress(OSError):
                 await self._mark(("undone", Action.RESUME, resting.said(self.paused)))
-            await self._follow(machine.ResumeFailed())
+        else:
+            self._stands_still(exc)
+        await self._follow(machine.ResumeFailed())
+
+    def _stands_still(self, exc: Exception) -> None:
+        """It should run: a restart lets it go on, and so does whoever uses it next."""
+        self.paused = Pause(at=self._around.clock.now(), detail=f"{NOT_LET_GO}: {exc}")
+        if self.channel is not None:
+            self.channel.release()  # nobody paused it: what is open does not wait for ever
 
     def _not_paused(self, exc: Exception) -> DsecError:
         if isinstance(exc, OSError) and exc.errno in disk.FULL:
@@ -469,11 +483,13 @@ class Owner:
         self.state, self.paused = SandboxState.PAUSED, pause
         self._around.paused.add(self.record.id)
         self.ready.set()
-        try:
-            await resting.freeze(self._backend, self.record)
-            await resting.find(self._backend, self.record)
-        except Exception as exc:  # noqa: BLE001 - the edge outlives a bug in one sandbox
-            return as_error(exc)
+        for look in (resting.freeze, resting.find):
+            try:
+                await look(self._backend, self.record)
+            except SandboxGone as exc:
+                return exc
+            except Exception:  # what the host lacks for a moment: who wakes it finds out
+                logger.exception("could not be looked at", extra=self._about())
         return None
 
     async def _found_running(self, *, unsettled: bool) -> DsecError | None:
@@ -481,9 +497,15 @@ class Owner:
         try:
             if unsettled:
                 await resting.thaw(self._backend, self.record)
-                await self._mark(("done", Action.RESUME, ""))
-        except Exception:  # it shows now whether it answers
+        except SandboxGone as exc:
+            return exc
+        except Exception as exc:
             logger.exception("could not be let go on", extra=self._about())
+            now = self._around.clock.now()
+            return await self._found_paused(Pause(at=now, detail=f"{NOT_LET_GO}: {exc}"))
+        if unsettled:
+            with contextlib.suppress(OSError):
+                await self._mark(("done", Action.RESUME, ""))
         return await self._reach()
 
     async def _broke_in_pause(self, lost: AetherChannel) -> None:
@@ -524,7 +546,7 @@ class Owner:
         return StartFailed(f"{what}: {exc}", step=step, errno=exc.errno)
 
     async def _connect(self) -> None:
-        with _deadline(CONNECT_DEADLINE_S, "its aether did not answer"):
+        with resting.within(CONNECT_DEADLINE_S, "its aether did not answer"):
             stream = await self._backend.connect(self.record)
             channel = AetherChannel(self._lost)
             try:
@@ -544,7 +566,7 @@ class Owner:
     async def _remove(self) -> None:
         with contextlib.suppress(OSError):  # a full disk must not keep it from being removed
             await self._mark(("begun", Action.KILL, str(self.reason or "")))
-        with _deadline(KILL_DEADLINE_S, "its processes did not end"):
+        with resting.within(KILL_DEADLINE_S, "its processes did not end"):
             await self._backend.kill(self.record)
         with contextlib.suppress(OSError):
             await self._mark(("done", Action.KILL, ""), ("begun", Action.CLEAN, ""))
@@ -560,7 +582,7 @@ class Owner:
         """Clean, with patience: a mount may be busy for a moment after its last process ended."""
         for left in reversed(range(CLEAN_TRIES)):
             try:
-                with _deadline(CLEAN_DEADLINE_S, "it was not cleaned up"):
+                with resting.within(CLEAN_DEADLINE_S, "it was not cleaned up"):
                     await self._backend.clean(self.record)
             except InternalError:
                 if not left:
@@ -574,12 +596,3 @@ class Owner:
 
     def _about(self, **more: object) -> dict[str, object]:
         return {"sandbox_id": self.record.id, **more}
-
-
-@contextlib.contextmanager
-def _deadline(seconds: float, otherwise: str) -> Iterator[None]:
-    try:
-        with anyio.fail_after(seconds):
-            yield
-    except TimeoutError:
-        raise InternalError(f"{otherwise} in {seconds:.0f} s") from None

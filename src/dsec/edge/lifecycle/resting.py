@@ -13,6 +13,7 @@ from dsec.base.errors import DsecError, InternalError
 from dsec.edge.backends.interface import Backend
 from dsec.edge.channel import AetherChannel
 from dsec.edge.record import SandboxRecord
+from dsec.kit.blocking import place_for
 from dsec.wire.sandbox import Pause
 
 logger = logging.getLogger("dsec.edge.resting")
@@ -47,24 +48,28 @@ async def freeze(backend: Backend, record: SandboxRecord) -> None:
     Raises:
         Unsupported: this host cannot. InternalError: some of it does not stand still.
     """
-    with _within(FREEZE_DEADLINE_S, "it did not stand still"):
+    with within(FREEZE_DEADLINE_S, "it did not stand still"):
         await backend.freeze(record)
 
 
 async def thaw(backend: Backend, record: SandboxRecord) -> None:
     """Let them go on.
 
-    Raises:
-        InternalError: it cannot.
+    Without a deadline: it waits for nothing but threads that do only this, and to give up in their
+    queue would be to leave it frozen.
     """
-    with _within(FREEZE_DEADLINE_S, "it was not let go on"):
-        await backend.thaw(record)
+    await backend.thaw(record)
+
+
+def place() -> contextlib.AbstractAsyncContextManager[None]:
+    """Wait for what `rest` needs besides, before anything stands still for it."""
+    return place_for("reclaim")
 
 
 async def rest(backend: Backend, record: SandboxRecord) -> Pause:
-    """Freeze it and take back its memory; raises as `freeze`."""
+    """Freeze it and take back its memory, in a `place`; raises as `freeze`."""
     await freeze(backend, record)
-    with _within(RECLAIM_DEADLINE_S, "its memory was not given back"):
+    with within(RECLAIM_DEADLINE_S, "its memory was not given back"):
         return await backend.reclaim(record)
 
 
@@ -82,7 +87,7 @@ async def find(backend: Backend, record: SandboxRecord) -> None:
     Raises:
         SandboxGone: it has died.
     """
-    with _within(FREEZE_DEADLINE_S, "it was not found"):
+    with within(FREEZE_DEADLINE_S, "it was not found"):
         await (await backend.connect(record)).aclose()
 
 
@@ -92,7 +97,12 @@ def said(pause: Pause | None) -> str:
 
 
 @contextlib.contextmanager
-def _within(seconds: float, otherwise: str) -> Iterator[None]:
+def within(seconds: float, otherwise: str) -> Iterator[None]:
+    """Bound what is asked of a backend.
+
+    Raises:
+        InternalError: it took longer; `otherwise` says what was not done.
+    """
     try:
         with anyio.fail_after(seconds):
             yield

@@ -163,8 +163,12 @@ class SimBackend:
         self._alive(record).freeze()
 
     async def thaw(self, record: SandboxRecord) -> None:
-        """Have it go on. Raises SandboxGone."""
-        await self.faults.pass_gate("thaw")
+        """Have it go on.
+
+        Raises:
+            SandboxGone: it is not there. InternalError: told to fail.
+        """
+        await self.faults.pass_thaw()
         self._alive(record).thaw()
 
     async def reclaim(self, record: SandboxRecord) -> Pause:
@@ -202,11 +206,6 @@ class SimBackend:
         """None: its files are in memory."""
         del record
         return None
-
-    async def mapped(self, record: SandboxRecord) -> frozenset[tuple[int, int]]:
-        """None: nothing is mapped in memory."""
-        del record
-        return frozenset()
 
     async def strays(self, known: frozenset[str]) -> list[str]:
         """Forget sandboxes nobody knows."""

@@ -32,6 +32,8 @@ class Faults:
     """So many connects find nobody answering, though the sandbox lives."""
     fail_freezes: int = 0
     """So many freezes do not make it stand still."""
+    fail_thaws: int = 0
+    """So many thaws leave it standing still."""
     fail_resizes: int = 0
     """So many resizes do not change anything."""
     fail_cleans: int = 0
@@ -73,6 +75,17 @@ class Faults:
         if self.fail_freezes > 0:
             self.fail_freezes -= 1
             raise InternalError("simulated: some of it does not stand still")
+
+    async def pass_thaw(self) -> None:
+        """Go through a thaw.
+
+        Raises:
+            InternalError: it has been told to fail.
+        """
+        await self.pass_gate("thaw")
+        if self.fail_thaws > 0:
+            self.fail_thaws -= 1
+            raise InternalError("simulated: it does not go on")
 
     async def pass_resize(self) -> None:
         """Go through a resize.

@@ -183,13 +183,26 @@ def show(parts: tuple[str, ...]) -> str:
 
 
 def fill_special(inode: Inode, status: os.stat_result, directory: int, name: str) -> None:
-    """What an inode has that is neither a directory nor a regular file."""
+    """What an inode has that is neither a directory nor a regular file.
+
+    Raises:
+        OSError: it is gone, or something else by now.
+    """
     # No descriptor of a link or a device has xattrs; this name has one component to follow.
     fill(inode, status, f"/proc/self/fd/{directory}/{name}")
     if stat.S_ISLNK(status.st_mode):
-        inode.target = os.fsencode(os.readlink(name, dir_fd=directory))
+        inode.target = os.fsencode(_target(directory, name))
     elif stat.S_ISCHR(status.st_mode) or stat.S_ISBLK(status.st_mode):
         inode.rdev = status.st_rdev
+
+
+def _target(directory: int, name: str) -> str:
+    try:
+        return os.readlink(name, dir_fd=directory)
+    except OSError as error:
+        if error.errno == errno.EINVAL:
+            raise FileNotFoundError(errno.ENOENT, "no link any more", name) from error
+        raise
 
 
 def fill(inode: Inode, status: os.stat_result, where: int | str) -> None:

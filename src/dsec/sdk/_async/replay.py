@@ -7,13 +7,23 @@ from contextlib import suppress
 
 from typing_extensions import override
 
-from dsec.base.errors import LimitError, RequestError
+from dsec.base.errors import (
+    Conflict,
+    InvalidRequest,
+    NotFound,
+    PayloadTooLarge,
+    StorageFull,
+    Unsupported,
+)
 from dsec.sdk._async.call import Caller, EventStream
 from dsec.sdk._async.sandbox import Sandbox
 from dsec.sdk._ids import Given
 from dsec.sdk.replaying import Change, Leave, Replayed, Run, compare, inputs_of, plan
 from dsec.trajectory.diff import Step
 from dsec.wire.sandbox import Recorded, SandboxView
+
+_REFUSED = (InvalidRequest, NotFound, Conflict, Unsupported, PayloadTooLarge, StorageFull)
+"""What a sandbox answers to a step. Anything else was not its answer, and the step is not done."""
 
 
 class Replay(EventStream[Replayed]):
@@ -36,7 +46,8 @@ class Replay(EventStream[Replayed]):
         """Do the next step; what changes nothing is passed over.
 
         Raises:
-            DsecError: the fresh sandbox is over, or the platform stays unreachable.
+            DsecError: the fresh sandbox is over, the platform stays unreachable, or it does not let
+                you (any more).
         """
         for entry in self._left:
             wanted = plan(entry, self._inputs)
@@ -51,7 +62,7 @@ class Replay(EventStream[Replayed]):
     async def _do(self, entry: Recorded, wanted: Run | Change) -> None:
         self._ids.next = entry.id
         # What was refused then may be refused now: the fresh sandbox's own record says so.
-        with suppress(RequestError, LimitError):
+        with suppress(*_REFUSED):
             if isinstance(wanted, Run):
                 await self._again._run(wanted.spec, wanted.given, ours=False)  # noqa: SLF001
             else:

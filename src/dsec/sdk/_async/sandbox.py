@@ -18,6 +18,7 @@ from dsec.base.errors import (
     NotFound,
     SandboxGone,
 )
+from dsec.base.ids import SandboxId, child_id
 from dsec.sdk import _aio
 from dsec.sdk._answers import error_of
 from dsec.sdk._async.call import Caller, EventStream
@@ -345,22 +346,46 @@ class Sandbox(StateCalls):
             key: a repeated call with the same key gives the same sandboxes.
 
         Raises:
-            DsecError: one could not be made. Without a `key` of yours the others are stopped.
+            DsecError: one could not be made. Without a `key` of yours the others are stopped, and
+                so they are if you cancel this.
         """
+        kept = bool(key) or self._caller.ids.chosen
+        key = key or self._caller.new_key()
+        try:
+            return await self._forked(self.forks(count, labels=labels, key=key))
+        except InvalidRequest:  # refused as a whole
+            raise
+        except BaseException:
+            if not kept:
+                await self._abandon(key, count)
+            raise
+
+    async def _forked(self, batch: Batch) -> list[Sandbox]:
         made: list[Sandbox] = []
         failed: list[DsecError] = []
-        async with self.forks(count, labels=labels, key=key) as forks:
+        async with batch as forks:
             async for child in forks:
                 if isinstance(child, Sandbox):
                     made.append(child)
                 else:
                     failed.append(child)
-        if not failed:
-            return made
-        if not key and not self._caller.ids.chosen:
-            for child in made:
-                await child.stop()
-        raise failed[0]
+        if failed:
+            raise failed[0]
+        return made
+
+    async def _abandon(self, key: str, count: int) -> None:
+        """Stop the children of a fork, those too that nobody was told of; all in one's time."""
+        until = _aio.monotonic() + STOP_TIMEOUT_S
+
+        async def stop(index: int) -> None:
+            child = child_id(SandboxId(self.id), key, index)
+            patience = self._caller.patience(until - _aio.monotonic())
+            with suppress(DsecError):  # most likely it was never made
+                request = self._caller.request("DELETE", f"/v1/sandboxes/{child}")
+                await self._caller.do(request, patience)
+
+        with _aio.finishing(STOP_TIMEOUT_S):
+            await _aio.each(stop, range(count))
 
     def forks(
         self, count: int = 1, *, labels: Mapping[str, str] | None = None, key: str = ""

@@ -19,6 +19,7 @@ from dsec.base.errors import (
     NotFound,
     SandboxGone,
 )
+from dsec.base.ids import SandboxId, child_id
 from dsec.sdk import _blocking
 from dsec.sdk._answers import error_of
 from dsec.sdk._http import Request
@@ -356,22 +357,46 @@ class Sandbox(StateCalls):
             key: a repeated call with the same key gives the same sandboxes.
 
         Raises:
-            DsecError: one could not be made. Without a `key` of yours the others are stopped.
+            DsecError: one could not be made. Without a `key` of yours the others are stopped, and
+                so they are if you cancel this.
         """
+        kept = bool(key) or self._caller.ids.chosen
+        key = key or self._caller.new_key()
+        try:
+            return self._forked(self.forks(count, labels=labels, key=key))
+        except InvalidRequest:  # refused as a whole
+            raise
+        except BaseException:
+            if not kept:
+                self._abandon(key, count)
+            raise
+
+    def _forked(self, batch: Batch) -> list[Sandbox]:
         made: list[Sandbox] = []
         failed: list[DsecError] = []
-        with self.forks(count, labels=labels, key=key) as forks:
+        with batch as forks:
             for child in forks:
                 if isinstance(child, Sandbox):
                     made.append(child)
                 else:
                     failed.append(child)
-        if not failed:
-            return made
-        if not key and not self._caller.ids.chosen:
-            for child in made:
-                child.stop()
-        raise failed[0]
+        if failed:
+            raise failed[0]
+        return made
+
+    def _abandon(self, key: str, count: int) -> None:
+        """Stop the children of a fork, those too that nobody was told of; all in one's time."""
+        until = _blocking.monotonic() + STOP_TIMEOUT_S
+
+        def stop(index: int) -> None:
+            child = child_id(SandboxId(self.id), key, index)
+            patience = self._caller.patience(until - _blocking.monotonic())
+            with suppress(DsecError):  # most likely it was never made
+                request = self._caller.request("DELETE", f"/v1/sandboxes/{child}")
+                self._caller.do(request, patience)
+
+        with _blocking.finishing(STOP_TIMEOUT_S):
+            _blocking.each(stop, range(count))
 
     def forks(
         self, count: int = 1, *, labels: Mapping[str, str] | None = None, key: str = ""

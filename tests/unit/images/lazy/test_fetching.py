@@ -96,7 +96,7 @@ async def test_the_first_miss_of_a_window_fetches_little(tmp_path: Path) -> None
     async with bench.running():
         await bench.reader().read(3 * CHUNK, CHUNK)
         await bench.reader().read(7 * CHUNK, CHUNK)  # near the first: the rest of the window
-        assert asked == [span(2, 4), span(0, 8)] or asked == [span(2, 4), span(0, 2), span(4, 8)]
+        assert (asked[0], sorted(asked[1:])) == (span(2, 4), [span(0, 2), span(4, 8)])
         del asked[:]
         await bench.reader().read(8 * CHUNK, CHUNK)  # right behind what is here
         assert asked == [span(8, 16)]
