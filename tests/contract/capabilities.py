@@ -19,6 +19,7 @@ NOT_APPLICABLE: dict[str, dict[str, str]] = {
         "kernel-limits": "argument size limits are the kernel's; the simulation has none",
         "enforced-disk": "simulated files have no limit of their own; the sandbox's warnings say so",
         "layers": "simulated sandboxes have no file system that layers could be laid over",
+        "snapshots": "simulated files are no layer that could be packed",
         "enforced-cpu": "nothing computes, so no processor time is used",
     },
     "container": {},

@@ -285,11 +285,11 @@ class Owner:
                 return
             if self.state is not SandboxState.RUNNING:
                 raise self.gone()
+            with disk.full_disk_named(self.record.path.parent):
+                await self._mark(("begun", Action.STILL, ""))
             try:
                 if self.channel is not None:
                     await resting.hold(self.channel)
-                with disk.full_disk_named(self.record.path.parent):
-                    await self._mark(("begun", Action.STILL, ""))
                 await resting.freeze(self._backend, self.record)
                 with self._standing.briefly(self.record.id):
                     yield
