@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
 from typing import Annotated, cast, get_args
 
 import typer
 
 from dsec.base.clock import SystemClock
-from dsec.base.errors import DsecError, InvalidRequest
+from dsec.base.errors import DsecError, InvalidRequest, NotFound
 from dsec.base.quantity import format_duration
 from dsec.cli import parsing
 from dsec.cli.boundary import client, verb
@@ -176,6 +177,9 @@ async def lease(
     command = parsing.command(words or [])
     if held != bool(command):
         raise InvalidRequest("a COMMAND goes with --hold: dsec job lease --hold JOB -- COMMAND...")
+    if command and shutil.which(command[0]) is None:
+        # Before the lease: taking it supersedes whoever holds the job.
+        raise NotFound(f"there is no program {command[0]}; no lease was taken", kind="program")
     if release and (held or not epoch):
         raise InvalidRequest("--release needs the --epoch to give back, and no --hold")
     terms = Terms(

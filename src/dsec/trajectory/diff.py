@@ -10,8 +10,14 @@ from msgspec import Struct, field
 from dsec.wire.sandbox import Captured, Recorded
 
 Kind = Literal["same", "differs", "only_left", "only_right"]
-CHANGING = frozenset({"pid", "started_at", "duration_s", "mtime", "command_id", "at"})
-"""What a result says that no two runs share."""
+CHANGING = frozenset(
+    {
+        *("pid", "started_at", "duration_s", "mtime", "command_id", "at"),
+        *("id", "node", "parent", "created_at", "ended_at", "idle_since", "pause"),
+        *("sandbox", "frozen_ms", "duration_ms"),
+    }
+)
+"""What a result (of a command, a file, a sandbox, a snapshot) says that no two runs share."""
 
 
 class Step(Struct, kw_only=True, frozen=True):

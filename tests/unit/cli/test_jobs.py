@@ -98,7 +98,7 @@ def test_a_command_runs_under_the_lease(platform: FakePlatform, url: str) -> Non
         holding(platform, "/nowhere"), capture_output=True, check=False, stdin=subprocess.DEVNULL
     )
     assert done.returncode == 66
-    assert len(platform.calls("DELETE", LEASE)) == 2
+    assert len(platform.calls("PUT", LEASE)) == 1, "it superseded whoever holds the job"
 
 
 def test_it_is_renewed_until_superseded_and_then_the_command_ends(

@@ -26,6 +26,14 @@ def test_equal_runs_are_the_same_whatever_their_times_and_pids() -> None:
     assert [step.kind for step in diff(left, right)] == ["same", "same"]
 
 
+def test_two_sandboxes_that_end_alike_are_the_same() -> None:
+    def ended(sandbox: str, at: float) -> Recorded:
+        view = {"id": sandbox, "created_at": at, "ended_at": at + 1, "state": "stopped"}
+        return Recorded(seq=1, op="stop", at=at, outcome="ok", result=view)
+
+    assert [step.kind for step in diff([ended("a", 1.0)], [ended("b", 5.0)])] == ["same"]
+
+
 def test_without_common_ids_order_decides() -> None:
     left = [ran(1, "a", "true"), ran(2, "b", "date", b"1\n")]
     right = [ran(1, "x", "true"), ran(2, "y", "date", b"2\n")]
