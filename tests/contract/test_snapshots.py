@@ -18,6 +18,8 @@ from tests.contract.conftest import MakeArgs
 from tests.contract.expect import PROBE
 
 FORKS = 8
+HOME = "/root"
+HISTORY = f"{HOME}/.bash_history"
 
 
 @needs("snapshots")
@@ -25,7 +27,7 @@ async def test_a_snapshot_is_restored_as_often_as_wanted(
     client: DSecClient, sandbox: Sandbox, args: MakeArgs
 ) -> None:
     await sandbox.files.write("/root/kept", "kept")
-    await sandbox.files.write("/root/.bash_history", "secret")
+    await sandbox.files.write(HISTORY, "secret")
     await sandbox.files.write("/root/cache", "cache")
     packed = await sandbox.pack("once", exclude=["/root/cache"])
     await sandbox.files.write("/root/kept", "changed since")
@@ -33,13 +35,13 @@ async def test_a_snapshot_is_restored_as_often_as_wanted(
         async with await client.restore("once", args()) as restored:
             assert restored.id != sandbox.id
             assert await restored.files.read("/root/kept") == b"kept"
-            for gone in ("/root/.bash_history", "/root/cache"):
+            for gone in (HISTORY, "/root/cache"):
                 with pytest.raises(NotFound):
                     await restored.files.read(gone)
     assert (packed.cleaned, packed.sandbox) == (True, sandbox.id)
     changed = {entry.path: entry.change for entry in await client.snapshots.diff("once")}
     assert changed["/root/kept"] == "added"
-    assert "/root/.bash_history" not in changed
+    assert HISTORY not in changed
     await client.snapshots.remove("once")
     with pytest.raises(NotFound):
         await client.snapshots.get("once")

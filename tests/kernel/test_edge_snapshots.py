@@ -17,6 +17,8 @@ from tests.kernel.test_edge import NODE, Edge, aether, anyio_backend, edge, stor
 __all__ = ["aether", "anyio_backend", "edge", "store"]
 pytestmark = [pytest.mark.needs_root, pytest.mark.anyio]
 
+HOME = "/root"
+HISTORY = f"{HOME}/.bash_history"
 ME = {PRINCIPAL_HEADER: "me"}
 OWN_DISK = Limits(memory_mb=64, cpu_cores=1, pids=32, disk_mb=64)
 
@@ -187,11 +189,11 @@ async def test_killed_amid_forks_nothing_is_left_and_the_key_goes_on(edge: Edge)
 
 async def test_what_was_packed_with_residue_is_the_packers_alone(edge: Edge) -> None:
     sandbox = await edge.create()
-    await write(edge, sandbox, "/root/.bash_history", b"secret")
+    await write(edge, sandbox, HISTORY, b"secret")
     await pack(edge, sandbox, "all", clean=False)
     assert (await pack(edge, sandbox, "clean"))["left_out"] >= 1
     clean = await edge.create(image="snapshots/p/clean")
-    assert not await has(edge, clean, "/root/.bash_history")
+    assert not await has(edge, clean, HISTORY)
     for principal, status in (("", 403), ("you", 403), ("me", 200)):
         body = {
             "id": mint_sandbox_id(NodeId(NODE)),
@@ -202,7 +204,7 @@ async def test_what_was_packed_with_residue_is_the_packers_alone(edge: Edge) -> 
         answer = await edge.http.post("/edge/v1/sandboxes", json=body)
         assert answer.status_code == status, answer.text
         if status == 200:
-            assert await read(edge, body["id"], "/root/.bash_history") == b"secret"  # type: ignore[arg-type]
+            assert await read(edge, body["id"], HISTORY) == b"secret"  # type: ignore[arg-type]
             await edge.stop(body["id"])  # type: ignore[arg-type]
     await edge.stop(clean)
     await edge.stop(sandbox)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from dsec.wire.launch import CgroupDir, LaunchSpec, Meters
-from tests.kernel.test_launch import (
+from tests.kernel.launching import (
     Box,
     Launcher,
     Node,

@@ -14,6 +14,7 @@ from enum import Enum
 
 from dsec.images.lint.patterns import glob_matcher
 
+HOMES = ("/root", "/home/*")
 MAX_READ_BYTES = 64 << 10
 """What is looked at of a file whose content decides."""
 
@@ -44,7 +45,8 @@ class Rule:
     name: str
     reason: str
     globs: tuple[str, ...]
-    """Over absolute paths; `X/**` means all that is in X, at any depth, and not X itself."""
+    """Over absolute paths; `X/**` means all that is in X, at any depth, and not X itself; `~` is the
+    home of any user (HOMES)."""
     but: tuple[str, ...] = ()
     """Kept all the same."""
     says: str = ""
@@ -71,8 +73,7 @@ RULES: tuple[Rule, ...] = (
         "caches",
         "Can be had again, costs room, and tells what was fetched.",
         (
-            "/root/.cache/**",
-            "/home/*/.cache/**",
+            "~/.cache/**",
             "**/.npm/_cacache/**",
             "**/.bun/install/cache/**",
             "/var/cache/man/**",
@@ -457,5 +458,7 @@ def _translated(glob: str) -> bytes:
 def _component(glob: str) -> bytes:
     if glob == "**":
         return b"\0"
+    if glob == "~":
+        return b"(?:" + b"|".join(map(_translated, HOMES)) + b")"
     escaped = re.escape(glob.encode())
     return escaped.replace(rb"\*", b"[^/]*").replace(rb"\?", b"[^/]")

@@ -8,13 +8,14 @@ from pathlib import Path
 import pytest
 
 from dsec.base.errors import InvalidRequest
-from dsec.images.residue import RULES, Fate, Rule, Sieve
+from dsec.images.residue import HOMES, RULES, Fate, Rule, Sieve
 
 PAGE = Path(__file__).parents[3] / "docs/reference/residue.md"
 
 
 def fate(path: str, text: bytes = b"", sieve: Sieve | None = None) -> Fate:
-    """Of a file, its directories asked about first as whoever packs does."""
+    """Of a file (`~`: in root's home), its directories asked about first as whoever packs does."""
+    path = path.replace("~/", "/root/") if path.startswith("~/") else path
     sieve = sieve or Sieve(clean=True)
     above = sieve.directory(b"/", Fate.KEPT)
     *parents, _ = path.encode().strip(b"/").split(b"/")
@@ -25,12 +26,14 @@ def fate(path: str, text: bytes = b"", sieve: Sieve | None = None) -> Fate:
     return sieve.file(path.encode(), above, lambda: text)
 
 
-def example(glob: str) -> str:
-    """A path that a glob matches."""
+def examples(glob: str) -> list[str]:
+    """Paths that a glob matches: one, or one in each kind of home."""
+    if glob.startswith("~/"):
+        return [path for home in HOMES for path in examples(home + glob[1:])]
     path = re.sub(r"^\*\*/", "/home/me/project/", glob)
     path = path.replace("**", "a/b").replace("*", "any").replace("?", "p")
     assert path.startswith("/")
-    return path
+    return [path]
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
@@ -38,9 +41,10 @@ def test_every_glob_of_the_house_leaves_something_out(rule: Rule) -> None:
     text = b"url = https://user:secret@host password x -----BEGIN OPENSSH PRIVATE KEY-----"
     for glob in rule.globs:
         said = [b"nameserver 127.0.0.1\n"] if rule.name == "platform-network" else [text]
-        assert all(fate(example(glob), each) is Fate.CLEANED for each in said), glob
+        for path in examples(glob):
+            assert all(fate(path, each) is Fate.CLEANED for each in said), path
     for glob in rule.but:
-        assert fate(example(glob)) is Fate.KEPT, glob
+        assert all(fate(path) is Fate.KEPT for path in examples(glob)), glob
 
 
 @pytest.mark.parametrize(
@@ -51,19 +55,19 @@ def test_every_glob_of_the_house_leaves_something_out(rule: Rule) -> None:
         "/srv/tmp/file",
         "/srv/__pycache__/main.cpython-311.pyc",
         "/var/logs",
-        "/root/.ssh/known_hosts",
-        "/root/.ssh/id_ed25519.pub",
-        "/root/.cache/huggingface/hub/model",
-        "/root/.npmrc",
+        "~/.ssh/known_hosts",
+        "~/.ssh/id_ed25519.pub",
+        "~/.cache/huggingface/hub/model",
+        "~/.npmrc",
         "/etc/hosts",
         "/opt/cache/x",
         "/etc/ssl/private/key.pem",
-        "/root/.ssh/keys/deploy_key.pub",
-        "/root/.cache/pypoetry/virtualenvs/app-x-py3.11/bin/python",
-        "/root/.cache/uv/archive-v0/x/numpy/__init__.py",
-        "/root/.cache/pre-commit/repo/x",
-        "/root/.cache/node/corepack/v1/pnpm/9/bin/pnpm.cjs",
-        "/root/.cache/bazel/_bazel_root/x",
+        "~/.ssh/keys/deploy_key.pub",
+        "~/.cache/pypoetry/virtualenvs/app-x-py3.11/bin/python",
+        "~/.cache/uv/archive-v0/x/numpy/__init__.py",
+        "~/.cache/pre-commit/repo/x",
+        "~/.cache/node/corepack/v1/pnpm/9/bin/pnpm.cjs",
+        "~/.cache/bazel/_bazel_root/x",
         "/srv/repo/tests/fixtures/.netrc",
         "/srv/repo/.claude/settings.json",
         "/srv/repo/CLAUDE.md",
@@ -74,14 +78,14 @@ def test_what_stays(path: str) -> None:
 
 
 def test_a_token_goes_from_among_models_that_stay() -> None:
-    assert fate("/root/.cache/huggingface/token") is Fate.CLEANED
-    assert fate("/root/.cache/huggingface/hub/model") is Fate.KEPT
+    assert fate("~/.cache/huggingface/token") is Fate.CLEANED
+    assert fate("~/.cache/huggingface/hub/model") is Fate.KEPT
 
 
 def test_content_decides_where_a_name_does_not() -> None:
     assert fate("/srv/.npmrc", b"//host/:_authToken=x") is Fate.CLEANED
     assert fate("/srv/.npmrc", b"fund=false") is Fate.KEPT
-    assert fate("/root/.ssh/deploy", b"-----BEGIN RSA PRIVATE KEY-----") is Fate.CLEANED
+    assert fate("~/.ssh/deploy", b"-----BEGIN RSA PRIVATE KEY-----") is Fate.CLEANED
     assert fate("/etc/hosts", b"127.0.0.1\tlocalhost\n::1\tlocalhost\n127.0.1.1\tbox\n") is (
         Fate.CLEANED
     )
@@ -98,14 +102,14 @@ def test_content_decides_where_a_name_does_not() -> None:
         ("/srv/uv.toml", '# tokenizers\nextra = ["tokenizers"]\n'),
         ("/srv/uv.toml", 'url = "https://${USER}:${PASS}@host/simple"\n'),
         ("/srv/uv.toml", 'git = "ssh://git@github.com/a/b"\n'),
-        ("/root/.docker/config.json", '{"auths": {}, "credsStore": "desktop"}'),
-        ("/root/.aws/config", "[default]\nregion = x\nsso_registration_scopes = y\n"),
-        ("/root/.m2/settings.xml", "<password>${env.PASS}</password>"),
-        ("/root/.gradle/gradle.properties", "org.gradle.jvmargs=-Xmx2g\n"),
-        ("/root/.condarc", "channels:\n  - conda-forge\nadd_anaconda_token: true\n"),
-        ("/root/.pypirc", "[distutils]\nindex-servers = pypi\n"),
-        ("/root/.my.cnf", "[client]\npassword\nuser = me\n"),
-        ("/root/.curlrc", "user-agent = x\nlocation\n"),
+        ("~/.docker/config.json", '{"auths": {}, "credsStore": "desktop"}'),
+        ("~/.aws/config", "[default]\nregion = x\nsso_registration_scopes = y\n"),
+        ("~/.m2/settings.xml", "<password>${env.PASS}</password>"),
+        ("~/.gradle/gradle.properties", "org.gradle.jvmargs=-Xmx2g\n"),
+        ("~/.condarc", "channels:\n  - conda-forge\nadd_anaconda_token: true\n"),
+        ("~/.pypirc", "[distutils]\nindex-servers = pypi\n"),
+        ("~/.my.cnf", "[client]\npassword\nuser = me\n"),
+        ("~/.curlrc", "user-agent = x\nlocation\n"),
     ],
 )
 def test_settings_that_name_secrets_and_hold_none_stay(path: str, text: str) -> None:
@@ -123,28 +127,28 @@ def test_settings_that_name_secrets_and_hold_none_stay(path: str, text: str) -> 
         ("/srv/.yarnrc.yml", "npmAuthIdent: u:p\n"),
         ("/srv/uv.toml", 'url = "https://u:p@host/simple"\n'),
         ("/srv/uv.toml", 'url = "https://ghp_0123456789abcdef@host/simple"\n'),
-        ("/root/.docker/config.json", '{"auths": {"host": {"auth": "dTpw"}}}'),
-        ("/root/.docker/config.json", '{"auths": {"host": {"identitytoken": "x"}}}'),
-        ("/root/.aws/config", "[default]\naws_secret_access_key = x\n"),
-        ("/root/.aws/config", "aws_session_token=x\n"),
-        ("/root/.m2/settings.xml", "<server><password>x</password></server>"),
-        ("/root/.gradle/gradle.properties", "mavenPassword=x\n"),
-        ("/root/.condarc", "channels:\n  - https://host/t/ab-01234567/main\n"),
-        ("/root/.pypirc", "[pypi]\nusername = __token__\npassword = pypi-x\n"),
-        ("/root/.my.cnf", "[client]\npassword=x\n"),
-        ("/root/.boto", "gs_secret_access_key = x\n"),
-        ("/root/.curlrc", 'user = "me:x"\n'),
-        ("/root/.curlrc", "-u me:x\n"),
-        ("/root/.curlrc", 'header = "Authorization: Bearer x"\n'),
-        ("/root/.wgetrc", "http_password=x\n"),
-        ("/root/.terraformrc", 'credentials "host" {\n  token = "x"\n}\n'),
-        ("/root/.config/glab-cli/config.yml", "hosts:\n  gitlab.com:\n    token: glpat-x\n"),
+        ("~/.docker/config.json", '{"auths": {"host": {"auth": "dTpw"}}}'),
+        ("~/.docker/config.json", '{"auths": {"host": {"identitytoken": "x"}}}'),
+        ("~/.aws/config", "[default]\naws_secret_access_key = x\n"),
+        ("~/.aws/config", "aws_session_token=x\n"),
+        ("~/.m2/settings.xml", "<server><password>x</password></server>"),
+        ("~/.gradle/gradle.properties", "mavenPassword=x\n"),
+        ("~/.condarc", "channels:\n  - https://host/t/ab-01234567/main\n"),
+        ("~/.pypirc", "[pypi]\nusername = __token__\npassword = pypi-x\n"),
+        ("~/.my.cnf", "[client]\npassword=x\n"),
+        ("~/.boto", "gs_secret_access_key = x\n"),
+        ("~/.curlrc", 'user = "me:x"\n'),
+        ("~/.curlrc", "-u me:x\n"),
+        ("~/.curlrc", 'header = "Authorization: Bearer x"\n'),
+        ("~/.wgetrc", "http_password=x\n"),
+        ("~/.terraformrc", 'credentials "host" {\n  token = "x"\n}\n'),
+        ("~/.config/glab-cli/config.yml", "hosts:\n  gitlab.com:\n    token: glpat-x\n"),
         ("/srv/.netrc", "machine host\n  login me\n  password x\n"),
         ("/etc/apt/auth.conf.d/a.conf", "machine host login me password x\n"),
-        ("/root/.ssh/keys/deploy_key", "-----BEGIN OPENSSH PRIVATE KEY-----\n"),
-        ("/root/.local/share/nvim/swap/%srv%x.swp", "text"),
+        ("~/.ssh/keys/deploy_key", "-----BEGIN OPENSSH PRIVATE KEY-----\n"),
+        ("~/.local/share/nvim/swap/%srv%x.swp", "text"),
         ("/root/x.py~", "text"),
-        ("/root/.claude/projects/x/a.jsonl", "text"),
+        ("~/.claude/projects/x/a.jsonl", "text"),
     ],
 )
 def test_secrets_go_with_what_holds_them(path: str, text: str) -> None:
@@ -153,7 +157,7 @@ def test_secrets_go_with_what_holds_them(path: str, text: str) -> None:
 
 def test_without_cleaning_only_what_every_sandbox_has_of_its_own_goes() -> None:
     sieve = Sieve(clean=False)
-    assert fate("/root/.bash_history", sieve=sieve) is Fate.KEPT
+    assert fate("~/.bash_history", sieve=sieve) is Fate.KEPT
     assert fate("/tmp/x", sieve=sieve) is Fate.KEPT
     assert fate("/etc/machine-id", sieve=sieve) is Fate.CLEANED
 
