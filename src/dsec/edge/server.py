@@ -24,6 +24,7 @@ from dsec.base.ids import command_id, session_id
 from dsec.edge import commands, files, queries
 from dsec.edge.channel import AetherStream
 from dsec.edge.environment_routes import environment_routes
+from dsec.edge.handlers import Handlers
 from dsec.edge.lifecycle.owner import Owner
 from dsec.edge.recording_ops import PORT
 from dsec.edge.recording_routes import Marked, caller_of, recorded, recorded_routes
@@ -76,18 +77,8 @@ class Unpacked(Struct, kw_only=True):
     entries: int
 
 
-class SandboxApi:
+class SandboxApi(Handlers):
     """Handlers of the operations on one sandbox."""
-
-    def __init__(self, service: EdgeService | None) -> None:
-        """Serve for an edge; without one the handlers are only there to be described."""
-        self._service = service
-
-    @property
-    def service(self) -> EdgeService:
-        """The edge."""
-        assert self._service is not None  # noqa: S101 - a description serves nobody
-        return self._service
 
     async def _owner(self, request: Request) -> Owner:
         return await self.service.owner(request.path_params["id"])

@@ -8,7 +8,7 @@ from msgspec import Struct, field
 from starlette.requests import Request
 from starlette.responses import Response
 
-from dsec.edge.service import EdgeService
+from dsec.edge.handlers import Handlers
 from dsec.kit.http import LateJson, Ndjson, Route, json_response, read_body, read_query
 from dsec.kit.table import NDJSON, row
 from dsec.wire.edge_v1 import PRINCIPAL_HEADER
@@ -39,18 +39,8 @@ class TrajectoryQuery(Struct, kw_only=True, forbid_unknown_fields=True):
     """These operations only."""
 
 
-class StateApi:
+class StateApi(Handlers):
     """Handlers."""
-
-    def __init__(self, service: EdgeService | None) -> None:
-        """Serve for an edge; without one the handlers are only there to be described."""
-        self._service = service
-
-    @property
-    def service(self) -> EdgeService:
-        """The edge."""
-        assert self._service is not None  # noqa: S101 - a description serves nobody
-        return self._service
 
     async def pause(self, request: Request) -> LateJson:
         """Freeze it and take back its memory; whatever is asked of it next resumes it."""

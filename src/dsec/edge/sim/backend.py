@@ -159,7 +159,7 @@ class SimBackend:
         Raises:
             SandboxGone: it is not there. InternalError: told to fail.
         """
-        await self.faults.pass_freeze()
+        await self.faults.pass_change("freeze")
         self._alive(record).freeze()
 
     async def thaw(self, record: SandboxRecord) -> None:
@@ -168,7 +168,7 @@ class SimBackend:
         Raises:
             SandboxGone: it is not there. InternalError: told to fail.
         """
-        await self.faults.pass_thaw()
+        await self.faults.pass_change("thaw")
         self._alive(record).thaw()
 
     async def reclaim(self, record: SandboxRecord) -> Pause:
@@ -194,7 +194,7 @@ class SimBackend:
         Raises:
             SandboxGone: it is not there. Conflict: it uses more memory. InternalError: told to fail.
         """
-        await self.faults.pass_resize()
+        await self.faults.pass_change("resize")
         self._alive(record).resize(record.spec.limits)
 
     async def usage(self, record: SandboxRecord) -> Usage:

@@ -11,6 +11,12 @@ from dsec.base.errors import InternalError, StartFailed, Unavailable
 LAUNCH_STEPS = ("cgroups", "socket", "clone", "mounts", "ready")
 """What a launch goes through, in order; any may be made to fail, or to wait."""
 
+_UNCHANGED = {
+    "freeze": "some of it does not stand still",
+    "thaw": "it does not go on",
+    "resize": "its limits could not be changed",
+}
+
 
 @dataclass(kw_only=True)
 class Faults:
@@ -65,38 +71,17 @@ class Faults:
         if gate := self.gates.get(step):
             await gate.wait()
 
-    async def pass_freeze(self) -> None:
-        """Go through a freeze.
+    async def pass_change(self, step: str) -> None:
+        """Go through a `freeze`, `thaw` or `resize`.
 
         Raises:
             InternalError: it has been told to fail.
         """
-        await self.pass_gate("freeze")
-        if self.fail_freezes > 0:
-            self.fail_freezes -= 1
-            raise InternalError("simulated: some of it does not stand still")
-
-    async def pass_thaw(self) -> None:
-        """Go through a thaw.
-
-        Raises:
-            InternalError: it has been told to fail.
-        """
-        await self.pass_gate("thaw")
-        if self.fail_thaws > 0:
-            self.fail_thaws -= 1
-            raise InternalError("simulated: it does not go on")
-
-    async def pass_resize(self) -> None:
-        """Go through a resize.
-
-        Raises:
-            InternalError: it has been told to fail.
-        """
-        await self.pass_gate("resize")
-        if self.fail_resizes > 0:
-            self.fail_resizes -= 1
-            raise InternalError("simulated: its limits could not be changed")
+        await self.pass_gate(step)
+        name = f"fail_{step}s"
+        if (left := getattr(self, name)) > 0:
+            setattr(self, name, left - 1)
+            raise InternalError(f"simulated: {_UNCHANGED[step]}")
 
     async def pass_connect(self) -> None:
         """Go through a connect.

@@ -8,12 +8,10 @@ from typing import TypeVar
 import msgspec
 from typing_extensions import override
 
-from dsec.base.errors import InternalError
 from dsec.sdk import _aio
-from dsec.sdk._answers import stream_error
-from dsec.sdk._async.call import UPLOAD_S, Body, Caller, EventStream, Lines
-from dsec.sdk._http import ConnectionFailed, QueryValue, Request
-from dsec.sdk._patience import Patience
+from dsec.sdk._async.call import UPLOAD_S, Body, Caller
+from dsec.sdk._async.lines import ResumedLines, decoded
+from dsec.sdk._http import QueryValue, Request
 from dsec.sdk.models import ExecResult, exec_result
 from dsec.wire.sandbox import (
     CommandEvent,
@@ -35,84 +33,44 @@ Event = Started | Output | Gap | Exited
 _EVENT: msgspec.json.Decoder[CommandEvent] = msgspec.json.Decoder(CommandEvent)
 
 
-class CommandEvents(EventStream[Event]):
+class CommandEvents(ResumedLines[Event]):
     """Started, then Output and Gap as they come, then Exited.
 
     A connection that breaks is made again and goes on where the last one ended.
     """
 
     def __init__(self, caller: Caller, path: str, start: tuple[int, int] = (0, 0)) -> None:
-        self._caller = caller
+        super().__init__(caller)
         self._path = path
         self._next = {"stdout": start[0], "stderr": start[1]}
-        self._lines: Lines | None = None
-        self._request: Request | None = None
-        self._patience: Patience = caller.patience()
         self._started = False
-        self._ended = False
 
     @override
-    async def __anext__(self) -> Event:
-        """The next event.
+    async def _ask(self) -> Request:
+        offsets = {"stdout_from": self._next["stdout"], "stderr_from": self._next["stderr"]}
+        return self._caller.request("GET", f"{self._path}/events", offsets)
 
-        Raises:
-            DsecError: the sandbox is gone, or the platform stays unreachable.
-        """
-        while not self._ended:
-            request = self._attach_request()
-            try:
-                line = await self._line(request)
-            except ConnectionFailed as exc:
-                await self._detach()
-                await self._caller.lost(exc, request, self._patience)
-                continue
-            event = await self._take(line)
-            if event is not None:
-                return event
-        await self._detach()
-        raise StopAsyncIteration
+    @override
+    def _unfinished(self) -> str:
+        return "the stream ended before the command did"
 
-    def _attach_request(self) -> Request:
-        if self._request is None:
-            offsets = {
-                "stdout_from": self._next["stdout"],
-                "stderr_from": self._next["stderr"],
-            }
-            self._request = self._caller.request("GET", f"{self._path}/events", offsets)
-        return self._request
-
-    async def _line(self, request: Request) -> bytes:
-        if self._lines is None:
-            response = await self._caller.open(request, self._patience)
-            self._lines = Lines(response, self._patience)
-        line = await self._lines.next()
-        if not line:
-            raise ConnectionFailed("the stream ended before the command did", sent=True)
-        return line
-
+    @override
     async def _take(self, line: bytes) -> Event | None:
-        try:
-            event = _EVENT.decode(line)
-        except msgspec.ValidationError:
-            return None  # a kind of event this SDK is too old for
-        except msgspec.DecodeError as exc:
-            raise InternalError(f"a line of the stream is not JSON: {exc}") from None
-        match event:
-            case Output():
+        match decoded(_EVENT, line):
+            case Output() as event:
                 return self._output(event)
-            case Gap():
+            case Gap() as event:
                 self._next[event.stream] = event.offset
                 return event
-            case Started():
+            case Started() as event:
                 first, self._started = not self._started, True
                 return event if first else None
-            case Exited():
-                self._ended = True
+            case Exited() as event:
                 await self._finish()
                 return event
-            case StreamError():
+            case StreamError() as event:
                 await self._failed(event)
-            case Heartbeat():
+            case Heartbeat() | None:
                 pass
         return None
 
@@ -124,31 +82,6 @@ class CommandEvents(EventStream[Event]):
         if seen >= len(event.data):
             return None
         return Output(stream=event.stream, offset=event.offset + seen, data=event.data[seen:])
-
-    async def _failed(self, event: StreamError) -> None:
-        await self._detach()
-        error = stream_error(event)
-        if not error.retryable:
-            self._ended = True
-            raise error
-        await _aio.sleep(self._patience.pause_s(error))
-
-    async def _finish(self) -> None:
-        lines, self._lines = self._lines, None
-        if lines is not None:
-            await lines.finish()
-
-    async def _detach(self) -> None:
-        self._request = None
-        lines, self._lines = self._lines, None
-        if lines is not None:
-            await lines.aclose()
-
-    @override
-    async def aclose(self) -> None:
-        """Stop listening; the command goes on."""
-        self._ended = True
-        await self._detach()
 
 
 class Command:

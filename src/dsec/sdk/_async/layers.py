@@ -14,6 +14,7 @@ from dsec.sdk import _aio
 from dsec.sdk._async.call import Caller
 from dsec.sdk._async.parcels import Parcel, Publication, parcel
 from dsec.sdk._async.progress import ProgressStream
+from dsec.sdk._http import Request
 from dsec.sdk.sources import Source
 from dsec.wire.public_v1 import ImageProgress, LayerKind, LayerReady, LayerView
 from dsec.wire.sandbox import Heartbeat, StreamError
@@ -43,19 +44,19 @@ class LayerEvents(ProgressStream[LayerReady]):
         self._parcel: Parcel | None = None
 
     @override
-    async def _line(self) -> bytes:
+    async def _ask(self) -> Request:
         if self._parcel is None:
             await self._prepare()
-        return await super()._line()
+        return self._work
 
     async def _prepare(self) -> None:
         wanted = self._wanted
         name = wanted.name
         if not _version(name):
             name = await self._layers.next_version(wanted.kind, name)
-        query = {**self._request.query, "name": name}
+        query = {**self._work.query, "name": name}
         self._parcel = await parcel(self._caller, wanted)
-        self._request, self._body = replace(self._request, query=query), self._parcel.body
+        self._work, self._body = replace(self._work, query=query), self._parcel.body
 
     @override
     async def __anext__(self) -> ImageProgress | LayerReady:

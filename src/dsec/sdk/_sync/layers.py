@@ -12,6 +12,7 @@ from typing_extensions import override
 
 from dsec.base.errors import Unavailable
 from dsec.sdk import _blocking
+from dsec.sdk._http import Request
 from dsec.sdk._sync.call import Caller
 from dsec.sdk._sync.parcels import Parcel, Publication, parcel
 from dsec.sdk._sync.progress import ProgressStream
@@ -48,22 +49,19 @@ class LayerEvents(ProgressStream[LayerReady]):
         self._parcel: Parcel | None = None
 
     @override
-    def _line(self) -> bytes:
+    def _ask(self) -> Request:
         if self._parcel is None:
             self._prepare()
-        return super()._line()
+        return self._work
 
     def _prepare(self) -> None:
         wanted = self._wanted
         name = wanted.name
         if not _version(name):
             name = self._layers.next_version(wanted.kind, name)
-        query = {**self._request.query, "name": name}
+        query = {**self._work.query, "name": name}
         self._parcel = parcel(self._caller, wanted)
-        self._request, self._body = (
-            replace(self._request, query=query),
-            self._parcel.body,
-        )
+        self._work, self._body = replace(self._work, query=query), self._parcel.body
 
     @override
     def __next__(self) -> ImageProgress | LayerReady:

@@ -1,5 +1,5 @@
 # Generated from ../_async by tools/unasync.py; do not edit.
-"""Answers of many lines, each a value of one shape."""
+"""Answers of many lines."""
 
 from __future__ import annotations
 
@@ -14,16 +14,116 @@ from dsec.sdk import _blocking
 from dsec.sdk._answers import stream_error
 from dsec.sdk._http import ConnectionFailed, Request
 from dsec.sdk._patience import Patience
-from dsec.sdk._sync.call import Caller, EventStream, Lines
+from dsec.sdk._sync.call import Body, Caller, EventStream, Lines
 from dsec.wire.sandbox import StreamError
 
+T = TypeVar("T")
 V = TypeVar("V", bound=msgspec.Struct)
 Decoder = msgspec.json.Decoder
 _ERROR: Decoder[StreamError] = Decoder(StreamError)
 
 
-class LineStream(EventStream[V], Generic[V]):
-    """Values as they come. A connection that breaks is made again; none is given twice.
+class ResumedLines(EventStream[T], Generic[T]):
+    """Values out of the lines of an answer; a connection that breaks is made again."""
+
+    def __init__(
+        self, caller: Caller, patience: Patience | None = None, body: Body | None = None
+    ) -> None:
+        self._caller = caller
+        self._patience = patience or caller.patience()
+        self._body = body
+        self._request: Request | None = None
+        self._lines: Lines | None = None
+        self._ended = False
+
+    def _ask(self) -> Request:
+        """What to send for the next connection."""
+        raise NotImplementedError
+
+    def _take(self, line: bytes) -> T | None:
+        """What a line gives; None: nothing for the caller."""
+        raise NotImplementedError
+
+    def _unfinished(self) -> str:
+        """Why an answer may not end here by itself; empty: it may."""
+        raise NotImplementedError
+
+    @override
+    def __next__(self) -> T:
+        """The next value.
+
+        Raises:
+            DsecError: the stream ended with an error, or patience is over.
+        """
+        while not self._ended:
+            request = self._request = self._request or self._ask()
+            try:
+                line = self._line(request)
+            except ConnectionFailed as exc:
+                self._detach()
+                self._caller.lost(exc, request, self._patience)
+                continue
+            value = self._take(line) if line else None
+            if value is not None:
+                return value
+        self._detach()
+        raise StopIteration
+
+    def _line(self, request: Request) -> bytes:
+        if self._lines is None:
+            response = self._caller.open(request, self._patience, self._body)
+            self._lines = Lines(response, self._patience)
+        line = self._lines.next()
+        if not line and (why := self._unfinished()):
+            raise ConnectionFailed(why, sent=True)
+        self._ended = not line
+        return line
+
+    def _failed(self, event: StreamError) -> None:
+        """Raise what the stream ended with, or wait and have it asked for again."""
+        self._detach()
+        error = stream_error(event)
+        if not error.retryable:
+            self._ended = True
+            raise error
+        _blocking.sleep(self._patience.pause_s(error))
+
+    def _finish(self) -> None:
+        """Hear the answer out: one that is broken off reads as if nobody had got it."""
+        self._ended = True
+        lines, self._lines = self._lines, None
+        if lines is not None:
+            lines.finish()
+
+    def _detach(self) -> None:
+        self._request = None
+        lines, self._lines = self._lines, None
+        if lines is not None:
+            lines.close()
+
+    @override
+    def close(self) -> None:
+        """Stop listening; what was asked for goes on."""
+        self._ended = True
+        self._detach()
+
+
+def decoded(decoder: Decoder[T], line: bytes) -> T | None:
+    """A line as a value; None: of a kind this SDK does not know.
+
+    Raises:
+        InternalError: it is not JSON.
+    """
+    try:
+        return decoder.decode(line)
+    except msgspec.ValidationError:
+        return None
+    except msgspec.DecodeError as exc:
+        raise InternalError(f"a line of the stream is not JSON: {exc}") from None
+
+
+class LineStream(ResumedLines[V], Generic[V]):
+    """Values of one shape as they come; none is given twice.
 
     Args:
         caller: sends the request.
@@ -44,88 +144,32 @@ class LineStream(EventStream[V], Generic[V]):
         count: int | None = None,
         patience: Patience | None = None,
     ) -> None:
-        self._caller = caller
+        super().__init__(caller, patience)
         self._make_request = request
         self._decoder = decoder
         self._key = key
         self._count = count
-        self._patience = patience or caller.patience()
-        self._request: Request | None = None
-        self._lines: Lines | None = None
         self._seen: set[int | str] = set()
-        self._ended = False
+        self._ended = count == 0
 
     @override
-    def __next__(self) -> V:
-        """The next value.
+    def _ask(self) -> Request:
+        return self._make_request()
 
-        Raises:
-            DsecError: the stream ended with an error, or patience is over.
-        """
-        while not self._ended and len(self._seen) != self._count:
-            request = self._request = self._request or self._make_request()
-            try:
-                line = self._line(request)
-            except ConnectionFailed as exc:
-                self._detach()
-                self._caller.lost(exc, request, self._patience)
-                continue
-            value = self._take(line)
-            if value is not None and self._key(value) not in self._seen:
-                self._seen.add(self._key(value))
-                if len(self._seen) == self._count:
-                    self._finish()
-                return value
-        self._detach()
-        raise StopIteration
+    @override
+    def _unfinished(self) -> str:
+        return "" if self._count is None else "the stream ended before all were there"
 
-    def _line(self, request: Request) -> bytes:
-        if self._lines is None:
-            response = self._caller.open(request, self._patience)
-            self._lines = Lines(response, self._patience)
-        line = self._lines.next()
-        if not line and self._count is not None:
-            raise ConnectionFailed("the stream ended before all were there", sent=True)
-        self._ended = not line
-        return line
-
+    @override
     def _take(self, line: bytes) -> V | None:
-        if not line:
+        value = decoded(self._decoder, line)
+        if value is None:
+            if (error := decoded(_ERROR, line)) is not None:
+                self._failed(error)
             return None
-        try:
-            return self._decoder.decode(line)
-        except msgspec.ValidationError:
-            self._said(line)
+        if self._key(value) in self._seen:
             return None
-        except msgspec.DecodeError as exc:
-            raise InternalError(f"a line of the stream is not JSON: {exc}") from None
-
-    def _said(self, line: bytes) -> None:
-        try:
-            event = _ERROR.decode(line)
-        except msgspec.ValidationError:
-            return  # a heartbeat
-        self._detach()
-        error = stream_error(event)
-        if not error.retryable:
-            self._ended = True
-            raise error
-        _blocking.sleep(self._patience.pause_s(error))
-
-    def _finish(self) -> None:
-        """Hear the answer out: one that is broken off reads as if nobody had got it."""
-        lines, self._lines = self._lines, None
-        if lines is not None:
-            lines.finish()
-
-    def _detach(self) -> None:
-        self._request = None
-        lines, self._lines = self._lines, None
-        if lines is not None:
-            lines.close()
-
-    @override
-    def close(self) -> None:
-        """Stop listening; what was asked for goes on."""
-        self._ended = True
-        self._detach()
+        self._seen.add(self._key(value))
+        if len(self._seen) == self._count:
+            self._finish()
+        return value

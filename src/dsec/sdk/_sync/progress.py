@@ -8,10 +8,10 @@ from typing import Generic, TypeVar
 import msgspec
 from typing_extensions import override
 
-from dsec.base.errors import InternalError
 from dsec.sdk._answers import stream_error
-from dsec.sdk._http import ConnectionFailed, Request
-from dsec.sdk._sync.call import Body, Caller, EventStream, Lines
+from dsec.sdk._http import Request
+from dsec.sdk._sync.call import Body, Caller
+from dsec.sdk._sync.lines import ResumedLines, decoded
 from dsec.wire.public_v1 import ImageProgress
 from dsec.wire.sandbox import Heartbeat, StreamError
 
@@ -19,7 +19,7 @@ R = TypeVar("R", bound=msgspec.Struct)
 Decoder = msgspec.json.Decoder
 
 
-class ProgressStream(EventStream[ImageProgress | R], Generic[R]):
+class ProgressStream(ResumedLines[ImageProgress | R], Generic[R]):
     """ImageProgress as it goes, then what is ready. Work that breaks off is begun again."""
 
     def __init__(
@@ -29,67 +29,26 @@ class ProgressStream(EventStream[ImageProgress | R], Generic[R]):
         request: Request,
         body: Body | None = None,
     ) -> None:
-        self._caller = caller
+        super().__init__(caller, body=body)
         self._decoder = decoder
-        self._request = request
-        self._body = body
-        self._patience = caller.patience()
-        self._lines: Lines | None = None
-        self._ended = False
+        self._work = request
 
     @override
-    def __next__(self) -> ImageProgress | R:
-        """The next event.
+    def _ask(self) -> Request:
+        return self._work
 
-        Raises:
-            DsecError: the work failed.
-        """
-        while not self._ended:
-            try:
-                line = self._line()
-            except ConnectionFailed as exc:
-                self._detach()
-                self._caller.lost(exc, self._request, self._patience)
-                continue
-            event = self._take(line)
-            if event is not None:
-                return event
-        self._detach()
-        raise StopIteration
+    @override
+    def _unfinished(self) -> str:
+        return "the stream ended before the work did"
 
-    def _line(self) -> bytes:
-        if self._lines is None:
-            response = self._caller.open(self._request, self._patience, self._body)
-            self._lines = Lines(response, self._patience)
-        line = self._lines.next()
-        if not line:
-            raise ConnectionFailed("the stream ended before the work did", sent=True)
-        return line
-
+    @override
     def _take(self, line: bytes) -> ImageProgress | R | None:
-        try:
-            event = self._decoder.decode(line)
-        except msgspec.ValidationError:
-            return None
-        except msgspec.DecodeError as exc:
-            raise InternalError(f"a line of the stream is not JSON: {exc}") from None
-        if isinstance(event, Heartbeat):
+        event = decoded(self._decoder, line)
+        if event is None or isinstance(event, Heartbeat):
             return None
         if isinstance(event, StreamError):
             self.close()
             raise stream_error(event)
         if not isinstance(event, ImageProgress):
-            self._ended = True
-            self._detach()
+            self.close()
         return event
-
-    def _detach(self) -> None:
-        lines, self._lines = self._lines, None
-        if lines is not None:
-            lines.close()
-
-    @override
-    def close(self) -> None:
-        """Stop listening."""
-        self._ended = True
-        self._detach()
