@@ -130,6 +130,7 @@ async def checkpoint(
 ) -> None:
     """Pack, restore and fork a sandbox that has written much, some rounds."""
     for number in range(options.rounds):
+        write_noise(noise)  # the node may still have the last round's, and would not write it again
         async with await client.run_container(_args()) as sandbox:
             await sandbox.files.upload_tree(noise, "/root/noise")
             await sandbox.files.write("/root/noise/one", "1\n")

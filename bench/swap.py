@@ -31,8 +31,8 @@ def swap(size_mb: int, directory: Path | None = None) -> Iterator[str]:
         return
     descriptor, name = tempfile.mkstemp(prefix="dsec-swap-", dir=directory)
     try:
-        os.posix_fallocate(descriptor, 0, size_mb << 20)
-        os.close(descriptor)
+        with os.fdopen(descriptor, "wb") as file:
+            os.posix_fallocate(file.fileno(), 0, size_mb << 20)
         _run("mkswap", name)
         _run("swapon", name)
         try:

@@ -9,20 +9,16 @@ from typing import Any
 import anyio
 import pytest
 
-from dsec.base.errors import Unavailable
 from dsec.base.states import SandboxState
 from dsec.edge import commands
 from dsec.edge.service import EdgeService
 from dsec.edge.sim import SimBackend
 from dsec.wire.sandbox import CommandSpec
+from tests.faults.killing import Killed, only_killed, without_threads
 from tests.unit.edge.node import Node, request
 
 S = SandboxState
 Life = Callable[[EdgeService, str], Any]
-
-
-class Killed(BaseException):
-    """The edge ends here; no clean-up runs, since none of it catches this."""
 
 
 @pytest.fixture
@@ -32,11 +28,7 @@ def anyio_backend() -> str:
 
 @pytest.fixture
 def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Node:
-    async def at_once(_purpose: str, func: Callable[..., Any], *args: Any, **_: Any) -> Any:
-        return func(*args)
-
-    for module in ("service", "lifecycle.owner", "sweep"):
-        monkeypatch.setattr(f"dsec.edge.{module}.in_thread", at_once)
+    without_threads(monkeypatch, "service", "lifecycle.owner", "sweep")
     return Node(tmp_path)
 
 
@@ -74,15 +66,9 @@ async def live(node: Node, life: Life, kill_at: int) -> tuple[str, int, bool]:
             await life(edge, asked.id)
             told, armed = True, False
     except BaseException as exc:
-        if not _only_killed(exc):
+        if not only_killed(exc):
             raise
     return asked.id, writes, told
-
-
-def _only_killed(exc: BaseException) -> bool:
-    if isinstance(exc, BaseExceptionGroup):
-        return all(_only_killed(inner) for inner in exc.exceptions)
-    return isinstance(exc, Killed | Unavailable | anyio.get_cancelled_exc_class())
 
 
 @pytest.mark.parametrize(

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
 
 import anyio
 import pytest
 
-from dsec.base.errors import NotFound, Unavailable
+from dsec.base.errors import NotFound
 from dsec.base.states import SandboxState
 from dsec.edge.histories import TRAJECTORY
 from dsec.edge.lifecycle.journal import Journal
@@ -17,16 +16,13 @@ from dsec.edge.service import EdgeService
 from dsec.trajectory.reader import read
 from dsec.wire.edge_v1 import CreateOnEdge, ListFilter
 from dsec.wire.sandbox import Fork, Pack
+from tests.faults.killing import Killed, only_killed, without_threads
 from tests.unit.edge.node import request
 from tests.unit.edge.packable import PackableNode, nothing
 from tests.unit.edge.test_packing import happened, restored
 
 STEPS = 2
 Act = Callable[[EdgeService], Awaitable[object]]
-
-
-class Killed(BaseException):
-    """The edge ends here; no clean-up runs, since none of it catches this."""
 
 
 @pytest.fixture
@@ -36,11 +32,9 @@ def anyio_backend() -> str:
 
 @pytest.fixture
 def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PackableNode:
-    async def at_once(_purpose: str, func: Callable[..., Any], *args: Any, **_: Any) -> Any:
-        return func(*args)
-
-    for module in ("service", "lifecycle.owner", "sweep", "packing", "forking", "restoring"):
-        monkeypatch.setattr(f"dsec.edge.{module}.in_thread", at_once)
+    without_threads(
+        monkeypatch, "service", "lifecycle.owner", "sweep", "packing", "forking", "restoring"
+    )
     return PackableNode(tmp_path)
 
 
@@ -71,17 +65,11 @@ async def killed_at(node: PackableNode, act: Act, kill_at: int) -> tuple[int, bo
             told = True
             armed = False
     except BaseException as exc:
-        if not _only_killed(exc):
+        if not only_killed(exc):
             raise
     finally:
         fake.on_look = fake.on_take = fake.on_layer = nothing
     return writes, told
-
-
-def _only_killed(exc: BaseException) -> bool:
-    if isinstance(exc, BaseExceptionGroup):
-        return all(_only_killed(inner) for inner in exc.exceptions)
-    return isinstance(exc, Killed | Unavailable | anyio.get_cancelled_exc_class())
 
 
 async def parent_on(node: PackableNode) -> str:

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
 
-from dsec.base.errors import SandboxGone, Unavailable
+from dsec.base.errors import SandboxGone
 from dsec.base.states import SandboxState, StopReason
 from dsec.edge.lifecycle.journal import Journal
 from dsec.wire.edge_v1 import CreateOnEdge
+from tests.faults.killing import Killed, only_killed, without_threads
 from tests.unit.edge.node import Node, request
-
-
-class Killed(BaseException):
-    """The edge ends here; no clean-up runs, since none of it catches this."""
 
 
 @pytest.fixture
@@ -28,11 +24,7 @@ def anyio_backend() -> str:
 
 @pytest.fixture
 def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Node:
-    async def at_once(_purpose: str, func: Callable[..., Any], *args: Any, **_: Any) -> Any:
-        return func(*args)
-
-    for module in ("service", "lifecycle.owner", "sweep"):
-        monkeypatch.setattr(f"dsec.edge.{module}.in_thread", at_once)
+    without_threads(monkeypatch, "service", "lifecycle.owner", "sweep")
     return Node(tmp_path)
 
 
@@ -56,16 +48,9 @@ async def live_and_die(node: Node, asked: CreateOnEdge, kill_at: int) -> tuple[i
             await edge.stop(asked.id)
             told = "stopped"
     except BaseException as exc:
-        if not _only_killed(exc):
+        if not only_killed(exc):
             raise
     return writes, told
-
-
-def _only_killed(exc: BaseException) -> bool:
-    if isinstance(exc, BaseExceptionGroup):
-        return all(_only_killed(inner) for inner in exc.exceptions)
-    # Unavailable: what a caller who waits for a stop hears of an edge that goes down under it.
-    return isinstance(exc, Killed | Unavailable | anyio.get_cancelled_exc_class())
 
 
 def leftovers(node: Node) -> dict[str, object]:

@@ -27,13 +27,16 @@ class Split:
     def __init__(self, place: Path) -> None:
         self.place = place
         self.processes: list[subprocess.Popen[bytes]] = []
-        edge_socket = place / "e.sock"
+        self.edge_socket = place / "e.sock"
         (place / "api.toml").write_text(
-            f'port = 0\nstate_dir = "{place}/api"\n[[edges]]\nunix_socket = "{edge_socket}"\n'
+            f'port = 0\nstate_dir = "{place}/api"\n[[edges]]\nunix_socket = "{self.edge_socket}"\n'
         )
-        state = ["--state-dir", f"{place}/edge", "--run-dir", f"{place}/run"]
-        self.edge = self._start("edge", "--backend", "sim", "--listen", str(edge_socket), *state)
-        self.until(edge_socket.exists)
+
+    def start(self) -> None:
+        state = ["--state-dir", f"{self.place}/edge", "--run-dir", f"{self.place}/run"]
+        listen = ["--listen", str(self.edge_socket)]
+        self.edge = self._start("edge", "--backend", "sim", *listen, *state)
+        self.until(self.edge_socket.exists)
         self.apiserver = self.start_apiserver()
 
     def _start(self, *words: str) -> subprocess.Popen[bytes]:
@@ -85,8 +88,11 @@ class Split:
 @pytest.fixture
 def split(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Split]:
     running = Split(tmp_path_factory.mktemp("l"))
-    yield running
-    running.stop()
+    try:
+        running.start()
+        yield running
+    finally:
+        running.stop()
 
 
 @pytest.mark.parametrize("policy", ["reap", "pause"])

@@ -7,9 +7,11 @@ import os
 import shutil
 import tarfile
 import tempfile
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
+
+import pytest
 
 from dsec.images.lazy.config import FillerConfig
 from dsec.images.lazy.node import NodeFiller
@@ -124,6 +126,32 @@ async def seen_as(
         mounts.umount(root, detach=True)
         root.rmdir()
         await images.environments.release(owner)
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    (tmp_path / "store").mkdir()
+    return tmp_path / "store"
+
+
+@pytest.fixture
+def node(tmp_path: Path, store: Path) -> Iterator[Callable[[str], Node]]:
+    """Nodes of one store by name, each made once."""
+    made: dict[str, Node] = {}
+
+    def make(name: str) -> Node:
+        if name not in made:
+            made[name] = Node(name, store, tmp_path)
+        return made[name]
+
+    yield make
+    for one in made.values():
+        one.clean()
 
 
 def empty(place: Path) -> Path:

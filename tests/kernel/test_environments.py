@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tarfile
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import anyio
@@ -13,9 +13,22 @@ from dsec.base.errors import Conflict, DataUnavailable, InvalidRequest, NotFound
 from dsec.images.oci.layer import MAX_IMPLIED
 from dsec.images.service import finish
 from dsec.wire.public_v1 import EnvironmentRef
-from tests.kernel.nodes import MIB, Node, imported, noise, published, read_all, seen, tar_of
+from tests.kernel.nodes import (
+    MIB,
+    Node,
+    anyio_backend,
+    imported,
+    node,
+    noise,
+    published,
+    read_all,
+    seen,
+    store,
+    tar_of,
+)
 from tests.tars import Tar
 
+__all__ = ["anyio_backend", "node", "store"]
 pytestmark = [pytest.mark.needs_root]
 
 BIG = 8 * MIB
@@ -25,30 +38,6 @@ IMAGE = {
     "usr/share/large": noise(BIG, 2),
     "tmp/keep": b"",
 }
-
-
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Path:
-    (tmp_path / "store").mkdir()
-    return tmp_path / "store"
-
-
-@pytest.fixture
-def node(tmp_path: Path, store: Path) -> Iterator[Callable[[str], Node]]:
-    made: list[Node] = []
-
-    def make(name: str) -> Node:
-        made.append(Node(name, store, tmp_path))
-        return made[-1]
-
-    yield make
-    for one in made:
-        one.clean()
 
 
 @pytest.fixture

@@ -8,7 +8,6 @@ import mmap
 import os
 import struct
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +17,7 @@ import pytest
 from dsec.images.oci.layer import Limits
 from dsec.images.packer import Packer
 from dsec.images.residue import Sieve
+from tests.kernel.uppers import aged
 
 pytestmark = [pytest.mark.needs_root]
 
@@ -73,12 +73,6 @@ def writing(file: Path, memory: mmap.mmap) -> Iterator[None]:
     finally:
         writer.join()
         os.close(descriptor)
-
-
-def aged(path: Path) -> None:
-    """Wait until the clock that files' times are taken from has gone on."""
-    while time.clock_gettime_ns(5) <= path.stat().st_ctime_ns:
-        pass
 
 
 def test_a_call_that_writes_across_the_look_is_packed_whole(tmp_path: Path) -> None:

@@ -2,34 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.kernel.serving import PROBE, Client, Serving, eventually, serving
+from tests.kernel.serving import PROBE, Client, eventually, serving
+from tests.kernel.test_serve import client, server
 
+__all__ = ["client", "server"]
 pytestmark = pytest.mark.needs_root
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
-    with serving(tmp_path_factory.mktemp("serve"), env={"FROM_SPEC": "1"}) as server:
-        yield server
-
-
-@pytest.fixture
-def client(server: Serving) -> Iterator[Client]:
-    client = server.client()
-    yield client
-    client.close()
-    # Nothing any test starts stays behind.
-    assert server.group is not None
-    for pid in server.members():
-        os.kill(pid, 9)
-    eventually(lambda: not server.groups())
 
 
 def test_orphans_are_reaped(client: Client) -> None:

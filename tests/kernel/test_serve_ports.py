@@ -8,23 +8,11 @@ from collections.abc import Iterator
 import pytest
 
 from dsec.wire.frames import Frame, Kind
-from tests.kernel.serving import PROBE, Client, Refused, Serving, eventually, refused, serving
+from tests.kernel.serving import PROBE, Client, Refused, Serving, refused
+from tests.kernel.test_serve_files import client, server
 
+__all__ = ["client", "server"]
 pytestmark = pytest.mark.needs_root
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
-    with serving(tmp_path_factory.mktemp("serve")) as server:
-        yield server
-
-
-@pytest.fixture
-def client(server: Serving) -> Iterator[Client]:
-    client = server.client()
-    yield client
-    client.close()
-    eventually(lambda: not list(server.group.glob("files-*")) if server.group else True)
 
 
 @pytest.fixture

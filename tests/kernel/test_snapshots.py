@@ -6,7 +6,6 @@ import mmap
 import os
 import shutil
 import tempfile
-import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -29,7 +28,7 @@ from dsec.wire.public_v1 import EnvironmentRef, LintRequest
 from dsec.wire.sandbox import Pack
 from tests.kernel.nodes import imported, published, seen, tar_of
 from tests.kernel.trees import assert_same, inventory
-from tests.kernel.uppers import Box, boxed, change_much
+from tests.kernel.uppers import Box, aged, boxed, change_much
 from tests.tars import Tar
 
 pytestmark = [pytest.mark.needs_root]
@@ -351,12 +350,6 @@ async def test_stores_into_mappings_are_seen(images: ImageService, tmp_path: Pat
                 shown = await work.keep(box.facts("mapped"))
     async with seen(images, EnvironmentRef(image=shown.image), "again", tmp_path) as root:
         assert (root / "mapped").read_bytes()[:3] == b"\1\2\0"
-
-
-def aged(path: Path) -> None:
-    """Wait until the clock that files' times are taken from has gone on."""
-    while time.clock_gettime_ns(5) <= path.stat().st_ctime_ns:
-        pass
 
 
 async def test_a_full_disk_is_told_and_nothing_is_left(tmp_path: Path, run_dir: Path) -> None:

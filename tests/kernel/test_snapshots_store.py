@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import anyio
@@ -14,10 +14,11 @@ import pytest
 from dsec.base.errors import Conflict, NotFound
 from dsec.images.service import ImageService
 from dsec.wire.public_v1 import EnvironmentRef
-from tests.kernel.nodes import Node, imported, seen, tar_of
+from tests.kernel.nodes import Node, anyio_backend, imported, node, seen, store, tar_of
 from tests.kernel.trees import assert_same, inventory
 from tests.kernel.uppers import boxed, change_much
 
+__all__ = ["anyio_backend", "node", "store"]
 pytestmark = [pytest.mark.needs_root]
 BASE = EnvironmentRef(image="base")
 FILES = {
@@ -28,31 +29,6 @@ FILES = {
     "usr/share/emptied/inner/file": b"file",
 }
 PATIENCE_S = 60.0
-
-
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Path:
-    (tmp_path / "store").mkdir()
-    return tmp_path / "store"
-
-
-@pytest.fixture
-def node(tmp_path: Path, store: Path) -> Iterator[Callable[[str], Node]]:
-    made: dict[str, Node] = {}
-
-    def make(name: str) -> Node:
-        if name not in made:
-            made[name] = Node(name, store, tmp_path)
-        return made[name]
-
-    yield make
-    for one in made.values():
-        one.clean()
 
 
 async def until(look: Callable[[], Awaitable[bool]]) -> None:
@@ -134,6 +110,23 @@ async def test_a_store_that_is_away_is_waited_for(
     async with node("two").running() as images:
         async with seen(images, EnvironmentRef(image=shown.image), "far", tmp_path) as root:
             assert (root / "file").read_text() == "kept"
+
+
+async def test_one_that_cannot_be_removed_is_sent_all_the_same(
+    node: Callable[[str], Node], store: Path, tmp_path: Path
+) -> None:
+    away = store.with_name("away")
+    async with node("one").running() as images:
+        await imported(images, "base", tar_of(FILES))
+        async with boxed(images, BASE, "box", tmp_path) as box:
+            (box.root / "file").write_text("kept")
+            take_away(store, away)
+            shown = await box.pack(images, "snap")
+        async with seen(images, EnvironmentRef(image=shown.image), "user", tmp_path):
+            with pytest.raises(Conflict):
+                await images.snapshots.remove("root", "snap")
+        bring_back(store, away)
+        await sent(images, "snap")
 
 
 async def test_a_name_given_twice_while_the_store_was_away_means_the_stores(

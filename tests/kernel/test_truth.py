@@ -156,7 +156,6 @@ def test_neither_device_nor_control_files_are_to_be_had_inside(
 def test_a_killed_sandbox_takes_its_file_system_along(
     node: Node, launcher: Launcher, memory: Path
 ) -> None:
-    """Also while somebody reads: nothing waits for an answer that never comes."""
     before = connections()
     spec = truthful(node, memory)
     box = Box(spec, launcher.launch(spec))

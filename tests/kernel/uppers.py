@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import stat
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -20,6 +21,9 @@ OPTIONS = "redirect_dir=off,metacopy=off,index=off,uuid=null,xino=auto,volatile"
 CAPABILITY = bytes.fromhex("0100000200200000000000000000000000000000")
 ACL = bytes.fromhex("0200000001000600ffffffff02000600e803000004000400ffffffff")
 ACL += bytes.fromhex("10000600ffffffff20000400ffffffff")
+
+_REALTIME_COARSE = 5
+"""CLOCK_REALTIME_COARSE."""
 
 
 class Box:
@@ -135,6 +139,12 @@ def _attributes(new: Path) -> None:
     os.setxattr(new, "user.overlay.opaque", b"y")
     os.setxattr(new / "small", "system.posix_acl_access", ACL)
     os.utime(new / "large", ns=(1, 1_234_567_890_123_456_789))
+
+
+def aged(path: Path) -> None:
+    """Wait until the clock that files' times are taken from has gone on."""
+    while time.clock_gettime_ns(_REALTIME_COARSE) <= path.stat().st_ctime_ns:
+        pass
 
 
 def entries_of(upper: Path) -> dict[str, int]:

@@ -218,12 +218,13 @@ async def test_a_batch_reports_each_as_it_is_ready() -> None:
 
 async def test_a_batch_reports_what_failed_beside_what_did_not() -> None:
     edge = FakeEdge()
-    edge.refusal = CapacityUnavailable("full")
+    edge.refusal = CapacityUnavailable("full: \udcff")  # as of a file's name that is no UTF-8
     async with control_plane([edge]) as plane:
         answer = await plane.client.post("/v1/sandboxes:batch", json={"spec": SPEC, "count": 3})
     items = [msgspec.json.decode(line) for line in answer.content.splitlines()]
     assert answer.status_code == 200
     assert [item["error"]["code"] for item in items] == ["capacity_unavailable"] * 3
+    assert all("full: \\udcff" in item["error"]["message"] for item in items)
 
 
 async def test_lists_come_in_pages_over_all_nodes() -> None:

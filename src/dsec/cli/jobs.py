@@ -21,7 +21,7 @@ from dsec.sdk import error_of
 from dsec.wire.public_v1 import JobItem, JobView, LeasePolicy
 from dsec.wire.sandbox import SandboxView
 
-SHORTEST_TTL_S = 1.0
+COLUMNS = ["JOB", "EPOCH", "LEASE", "ON LAPSE", "RUNNING", "PAUSED", "SANDBOXES"]
 
 
 @verb
@@ -36,8 +36,7 @@ async def ls(*, json: Json = False) -> None:
         print_json(found)
         return
     now = SystemClock().now()
-    columns = ["JOB", "EPOCH", "LEASE", "ON LAPSE", "RUNNING", "PAUSED", "SANDBOXES"]
-    print_table(columns, [_row(view, now) for view in found])
+    print_table(COLUMNS, [_row(view, now) for view in found])
 
 
 def _row(view: JobView, now: float) -> list[Cell]:
@@ -73,8 +72,7 @@ async def show(job: JobName, *, json: Json = False) -> None:
         print_json({"job": view, "sandboxes": boxes})
         return
     now = SystemClock().now()
-    print_table(["JOB", "EPOCH", "LEASE", "ON LAPSE", "RUNNING", "PAUSED", "SANDBOXES"],
-                [_row(view, now)])  # fmt: skip
+    print_table(COLUMNS, [_row(view, now)])
     typer.echo()
     columns = ["ID", "STATE", "EPOCH", "STEP", "GROUP", "AGE"]
     print_table(columns, [_box_row(box, now) for box in boxes])

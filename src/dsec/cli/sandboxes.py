@@ -18,7 +18,6 @@ from dsec.cli.options import Job, Json, Labels, SandboxId
 from dsec.cli.output import Cell, age, print_json, print_table, styled
 from dsec.wire.sandbox import SandboxView, Usage
 
-AT_ONCE = 32
 All = Annotated[bool, typer.Option("--all", "-a", help="Those that are over, too.")]
 
 

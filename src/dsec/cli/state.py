@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator, Callable
 from typing import Annotated
 
 import typer
@@ -207,17 +208,25 @@ async def fork(
     labels = None if label is None else parsing.pairs(label, "label")
     async with client() as dsec:
         box = await dsec.get(sandbox)
-        made: list[SandboxView] = []
-        failed: list[DsecError] = []
         with counting(f"forking {box.id}", count) as advance:
             async with box.forks(count, labels=labels, key=key) as forks:
-                async for child in forks:
-                    advance()
-                    if isinstance(child, Sandbox):
-                        made.append(child.view)
-                    else:
-                        failed.append(child)
+                made, failed = await _sorted(forks, advance)
     return _made(made, failed, json=json)
+
+
+async def _sorted(
+    children: AsyncIterator[Sandbox | DsecError], advance: Callable[[], None]
+) -> tuple[list[SandboxView], list[DsecError]]:
+    """Those that were made and those that failed, once all are known."""
+    made: list[SandboxView] = []
+    failed: list[DsecError] = []
+    async for child in children:
+        advance()
+        if isinstance(child, Sandbox):
+            made.append(child.view)
+        else:
+            failed.append(child)
+    return made, failed
 
 
 def _made(views: list[SandboxView], failed: list[DsecError], *, json: bool) -> int:
@@ -273,15 +282,8 @@ async def restore(
             step=step,
             group=group,
         )
-        made: list[SandboxView] = []
-        failed: list[DsecError] = []
         limit = parsing.seconds(wait) or parsing.LONGEST_S
         with counting(f"restoring {name}", count) as advance:
             async with dsec.run_containers(args, count, limit) as batch:
-                async for child in batch:
-                    advance()
-                    if isinstance(child, Sandbox):
-                        made.append(child.view)
-                    else:
-                        failed.append(child)
+                made, failed = await _sorted(batch, advance)
     return _made(made, failed, json=json)

@@ -33,7 +33,7 @@ _HOP_BY_HOP = frozenset(
     }
 )
 _OURS = _HOP_BY_HOP | {b"host", b"expect", b"x-request-id"}
-_PRINCIPAL = PRINCIPAL_HEADER.lower().encode()
+_PRINCIPAL = PRINCIPAL_HEADER.encode()
 MAX_MESSAGE_BYTES = 16 << 20
 
 

@@ -6,27 +6,23 @@ is created under an older one. What becomes of sandboxes without a holder is `re
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from typing import Protocol
 
-import anyio
 import msgspec
 
 from dsec.base.clock import Clock
 from dsec.base.errors import Conflict, Detail, InvalidRequest
 from dsec.base.ids import ProjectId
 from dsec.control.access import Caller
+from dsec.control.forgetting import forget_hourly
 from dsec.iam.permissions import Permission
 from dsec.store.records import Lease, Terms
 from dsec.wire.public_v1 import LeaseRequest
 from dsec.wire.sandbox import SandboxSpec
 
-logger = logging.getLogger("dsec.control")
-
 KEPT_S = 90 * 86400.0
 """A job's epoch is remembered for this long after its last holder; then they begin at 1 again."""
-FORGET_EVERY_S = 3600.0
 MAX_KEY_LENGTH = 200
 
 
@@ -157,12 +153,7 @@ class Leases:
 
     async def forget_old(self) -> None:
         """Drop leases nobody has held for long, once an hour, for ever."""
-        while True:
-            try:
-                await self._book.forget_before(self._clock.now() - KEPT_S)
-            except Exception:  # a full disk now is no reason to end; the next hour may be better
-                logger.exception("cannot forget old leases")
-            await anyio.sleep(FORGET_EVERY_S)
+        await forget_hourly("old leases", self._book.forget_before, self._clock, KEPT_S)
 
     def _terms(self, caller: Caller, wanted: LeaseRequest, key: str) -> Terms:
         now = self._clock.now()

@@ -89,7 +89,7 @@ class Reaper:
         wait = math.inf
         for lease in await self._book.due(now):
             if lease.superseding or lease.lapsing or not (left := self._patience.left(lease)):
-                self._begin(group, lease)
+                self._begin(group, (lease.project, lease.job))
             else:
                 wait = min(wait, left)
         nearest = await self._book.nearest(now)
@@ -99,21 +99,23 @@ class Reaper:
             wait = min(wait, READ_IDLE_S if math.isinf(wait) else READ_AGAIN_S)
         return wait
 
-    def _begin(self, group: anyio.abc.TaskGroup, lease: Lease) -> None:
-        place = (lease.project, lease.job)
+    def _begin(self, group: anyio.abc.TaskGroup, place: Place) -> None:
         if place not in self._in_hand:
             self._in_hand.add(place)
-            group.start_soon(self._see_to, lease)
+            group.start_soon(self._see_to, place)
 
-    async def _see_to(self, lease: Lease) -> None:
+    async def _see_to(self, place: Place) -> None:
         try:
             async with self._jobs:
-                await self._settle(lease)
+                # Read anew: a renewal while it waited for its turn must not cost its holder a pause.
+                lease = await self._book.find(*place)
+                if lease and lease.due_at is not None and lease.due_at <= self._clock.now():
+                    await self._settle(lease)
         except Exception:  # one job's trouble must not end the task that looks after all
-            logger.exception("cannot see to a job", extra={"job": lease.job})
+            logger.exception("cannot see to a job", extra={"job": place[1]})
             await anyio.sleep(RETRY_S)
         finally:
-            self._in_hand.discard((lease.project, lease.job))
+            self._in_hand.discard(place)
             self._wake.set()
 
     async def _settle(self, seen: Lease) -> None:

@@ -29,15 +29,17 @@ from dsec.base.ids import NodeId, ProjectId, SandboxId, mint_sandbox_id, node_of
 from dsec.control.access import Caller
 from dsec.control.claims import Claims
 from dsec.control.edges import Edge, Edges
+from dsec.control.forgetting import forget_hourly
 from dsec.control.leases import Leases, checked_key
 from dsec.control.ownership import Ownership
 from dsec.control.snapshots import require_image
 from dsec.iam.permissions import Permission
 from dsec.kit.flights import Flights
+from dsec.kit.http import error_body
 from dsec.placement.choose import Refusal, choose
 from dsec.store.records import Claim
 from dsec.wire.edge_v1 import CreateOnEdge
-from dsec.wire.public_v1 import BatchItem, CreateBatch, ErrorBody
+from dsec.wire.public_v1 import BatchItem, CreateBatch
 from dsec.wire.sandbox import SandboxSpec, SandboxView
 
 logger = logging.getLogger("dsec.control")
@@ -46,7 +48,6 @@ CREATE_TIMEOUT_S = 300.0
 BATCH_AT_ONCE = 32
 """Creations of one batch in flight; a batch of thousands must not starve single creations."""
 CLAIMS_KEPT_S = 2 * 86400.0
-FORGET_EVERY_S = 3600.0
 
 
 @dataclass(eq=False)
@@ -279,20 +280,14 @@ class Sandboxes:
         try:
             view = await self.create(caller, spec, f"{key}.{index}" if key else "")
         except DsecError as exc:
-            body = ErrorBody(
-                code=exc.code, message=exc.message, retryable=exc.retryable, details=exc.details
-            )
-            return BatchItem(index=index, error=body)
+            return BatchItem(index=index, error=error_body(exc).error)
         return BatchItem(index=index, sandbox=view)
 
     async def forget_old_claims(self) -> None:
         """Drop idempotency keys nobody will repeat any more, once an hour, for ever."""
-        while True:
-            try:
-                await self._claims.forget_before(self._clock.now() - CLAIMS_KEPT_S)
-            except Exception:  # a full disk now is no reason to end; the next hour may be better
-                logger.exception("cannot forget old idempotency keys")
-            await anyio.sleep(FORGET_EVERY_S)
+        await forget_hourly(
+            "old idempotency keys", self._claims.forget_before, self._clock, CLAIMS_KEPT_S
+        )
 
 
 def _key_of(spec: SandboxSpec, key: str) -> str:

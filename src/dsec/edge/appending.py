@@ -8,6 +8,7 @@ while after it all of them go to a thread, those that wait together in one trip.
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
 import anyio
@@ -86,6 +87,9 @@ class Appender:
         batch, self._waiting = self._waiting, []
         try:
             await in_thread("disk", _write_all, batch)
+        except RuntimeError as exc:  # no thread could be started
+            for unwritten in batch:
+                unwritten.failure = OSError(errno.EAGAIN, str(exc))
         finally:
             for written in batch:
                 written.done.set()

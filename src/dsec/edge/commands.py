@@ -196,14 +196,6 @@ async def events(
                     yield await _tracked(owner, event, offsets, args)
 
 
-async def stream_events(owner: Owner, spec: CommandSpec) -> AsyncGenerator[CommandEvent, None]:
-    """Start a command and report all it says."""
-    begun = await start(owner, spec)
-    async with contextlib.aclosing(events(owner, begun.command_id, 0, 0)) as said:
-        async for event in said:
-            yield event
-
-
 async def open_session(owner: Owner, spec: SessionSpec) -> SessionView:
     """Open a persistent shell."""
     spec.session_id = session_id(spec.session_id) if spec.session_id else mint_session_id()

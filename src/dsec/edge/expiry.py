@@ -114,10 +114,12 @@ class Expiry:
             await self._detached(partial(owner.pause, in_use))
         except DsecError:
             logger.exception("could not be paused", extra={"sandbox_id": owner.record.id})
-        verdict = judge(self._times(owner))
+        verdict, now = judge(self._times(owner)), self._clock.monotonic()
+        if isinstance(verdict, Stop):
+            return now  # its lifetime ended meanwhile
         ttl = owner.record.spec.ttl_running_stop or 0.0
         at = verdict.at if isinstance(verdict, Later) else None
-        return at if at is not None else self._clock.monotonic() + ttl
+        return at if at is not None else now + ttl
 
     async def _stop(self, owner: Owner, reason: StopReason) -> None:
         try:

@@ -52,14 +52,16 @@ class Histories:
             OSError: it cannot be written. FileNotFoundError: the trajectory is not there any more.
         """
         target = self._directory(project, name) / f"{sandbox}.{step}"
-        target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         if target.exists():
             return False  # the same step of the same sandbox: the same entries
         unfinished = self.scratch(f"{sandbox}.{step}")
-        unfinished.unlink(missing_ok=True)
-        copy_history(trajectory, step, unfinished)
-        if step:
-            unfinished.replace(target)
+        try:
+            copy_history(trajectory, step, unfinished)
+            if step:
+                target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                unfinished.replace(target)
+        finally:
+            unfinished.unlink(missing_ok=True)
         return True
 
     def drop(self, facts: SnapshotFacts) -> None:

@@ -12,10 +12,8 @@ that went down has lost its sandboxes anyway (docs/adr/0020, 0026).
 
 from __future__ import annotations
 
-import contextlib
 import logging
 from collections import OrderedDict
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
@@ -30,6 +28,7 @@ from dsec.edge.histories import TRAJECTORY
 from dsec.edge.lifecycle.owner import Owner
 from dsec.images import disk
 from dsec.kit.blocking import in_thread
+from dsec.kit.flights import Flights
 from dsec.trajectory import writer
 from dsec.trajectory.format import Begun, Ended, frame
 from dsec.trajectory.index import Index, entries, load, name_of
@@ -68,11 +67,11 @@ class Recording:
         "_kept",
         "_owner",
         "_unwritten",
-        "active",
         "heard",
         "hearing",
         "index",
         "trying",
+        "turns",
     )
 
     def __init__(
@@ -87,8 +86,8 @@ class Recording:
         self._unwritten = False
         """Whether an end could not be written."""
         self.index = index
-        self.active: dict[str, anyio.Event] = {}
-        """Operations with an idempotency key that are going on; set when they are over."""
+        self.turns = Flights()
+        """One thing at a time under an idempotency key."""
         self.heard: AetherChannel | None = None
         """The connection on which the ends of running commands are awaited."""
         self.hearing: dict[int, AetherChannel] = {}
@@ -99,7 +98,7 @@ class Recording:
     @property
     def busy(self) -> bool:
         """Whether it has to stay in memory although nobody is at it."""
-        return bool(self.active or self._ending or self.index.running)
+        return bool(self.turns or self._ending or self.index.running)
 
     async def begin(
         self,
@@ -232,18 +231,6 @@ class Recording:
             del self._ending[seq]
             done.set()
 
-    @contextlib.asynccontextmanager
-    async def turn(self, key: str) -> AsyncIterator[None]:
-        """Do one thing at a time under an idempotency key."""
-        while going := self.active.get(key):
-            await going.wait()
-        done = self.active[key] = anyio.Event()
-        try:
-            yield
-        finally:
-            del self.active[key]
-            done.set()
-
     @property
     def steps(self) -> int:
         """How many entries it has, not counting what is going on at its end."""
@@ -286,34 +273,29 @@ class Recordings:
         self._known: OrderedDict[str, Recording] = OrderedDict()
         self._alive: WeakValueDictionary[str, Recording] = WeakValueDictionary()
         """Those that somebody is at as well: never are there two of one file."""
-        self._loading: dict[str, anyio.Event] = {}
+        self._loads = Flights()
 
     async def of(self, owner: Owner) -> Recording:
         """A sandbox's trajectory, read if it is not known."""
         name = owner.record.id
-        while (known := self._alive.get(name)) is None:
-            if loading := self._loading.get(name):
-                await loading.wait()
-            else:
-                await self._load(owner)
+        known = self._alive.get(name)
+        if known is None:
+            async with self._loads.alone(name):
+                known = self._alive.get(name) or await self._load(owner)
         self._known[name] = known
         self._known.move_to_end(name)
         return known
 
-    async def _load(self, owner: Owner) -> None:
+    async def _load(self, owner: Owner) -> Recording:
         name = owner.record.id
-        done = self._loading[name] = anyio.Event()
         try:
-            path = owner.record.path / TRAJECTORY
-            index = await in_thread("disk", _load, path)
-            known = Recording(owner, self.kept / name, index, self._appender, self._clock)
-            self._known[name] = self._alive[name] = known
-            self._make_room()
+            index = await in_thread("disk", _load, owner.record.path / TRAJECTORY)
         except FileNotFoundError:
             raise owner.gone() from None
-        finally:
-            del self._loading[name]
-            done.set()
+        known = Recording(owner, self.kept / name, index, self._appender, self._clock)
+        self._known[name] = self._alive[name] = known
+        self._make_room()
+        return known
 
     def forget(self, sandbox: str) -> None:
         """It is over."""

@@ -118,7 +118,7 @@ class _Operation:
         body = RequestBody(receive)
         args = await self._arguments(request, body)
         if key := _key(request) if self._op.replayed else "":
-            async with recording.turn(key):
+            async with recording.turns.alone(key):
                 await self._once(_Request(scope, body, send, args, key), recording)
         elif key := _claimed(args) if self._op.claims else "":
             await self._also(_Request(scope, body, send, args, key), recording)

@@ -63,7 +63,7 @@ async def _settle(
     before = resized.before or resized
     try:
         return await _bring(backend, journal, before.over(record), resized)
-    except DsecError as exc:
+    except (DsecError, OSError) as exc:
         logger.warning("limits are as before", extra={"sandbox_id": record.id, "why": str(exc)})
         return before.over(record)
 
@@ -91,17 +91,13 @@ async def _undo(backend: Backend, journal: Journal, record: SandboxRecord) -> No
     try:
         await backend.resize(record)
         await _write(journal, record, limits_of(record))
-    except DsecError:  # what is written down is settled by the next start
+    except (DsecError, OSError):  # what is written down is settled by the next start
         logger.exception("limits could not be taken back", extra={"sandbox_id": record.id})
 
 
 async def _write(journal: Journal, record: SandboxRecord, resized: Resized) -> None:
-    try:
+    with disk.full_disk_named(record.path.parent):
         await in_thread("disk", journal.limit, record.id, resized)
-    except OSError as exc:
-        if exc.errno in disk.FULL:
-            raise disk.storage_full(record.path.parent) from exc
-        raise
 
 
 def _changed(record: SandboxRecord, change: Resize) -> Resized:

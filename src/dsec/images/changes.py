@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import stat
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dsec.images.erofs.scan import open_directory
+from dsec.images.erofs.scan import is_opaque, open_directory, opened_directory
 from dsec.images.erofs.tree import OPAQUE_XATTR, Inode, Tree
 from dsec.images.upper import own_xattrs
 from dsec.wire.sandbox import DiffEntry, FileKind
 
-_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _KINDS: dict[int, FileKind] = {
     stat.S_IFREG: "file",
     stat.S_IFDIR: "dir",
@@ -41,18 +39,9 @@ def list_changes(difference: Tree, lowers: Sequence[Path]) -> list[DiffEntry]:
         OSError: one cannot be read.
     """
     with contextlib.ExitStack() as opened:
-        roots = [opened.enter_context(_opened(lower)) for lower in lowers]
+        roots = [opened.enter_context(opened_directory(str(lower))) for lower in lowers]
         found = list(_Comparison(roots).run(difference))
     return sorted(found, key=lambda entry: entry.path_b64 or entry.path.encode())
-
-
-@contextlib.contextmanager
-def _opened(path: Path) -> Iterator[int]:
-    descriptor = os.open(path, _DIRECTORY)
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
 
 
 @dataclass(slots=True)
@@ -119,7 +108,7 @@ def _change(
 def _same_xattrs(inode: Inode, below: list[tuple[int, int]], name: str) -> bool:
     ours = {n: v for n, v in inode.xattrs.items() if n != OPAQUE_XATTR}
     directory = next(d for _, d in below if _lstat(d, name) is not None)
-    with _opened_in(directory, name) as lower:
+    with opened_directory(name, directory) as lower:
         names = [os.fsencode(n) for n in os.listxattr(lower)]
         theirs = own_xattrs({n: os.getxattr(lower, n) for n in names}, is_directory=False)
     return ours == theirs
@@ -143,8 +132,8 @@ def _merged(below: list[tuple[int, int]], name: str) -> list[int]:
         if not stat.S_ISDIR(status.st_mode):
             break
         found.append(root)
-        with _opened_in(directory, name) as inner:
-            if _is_opaque(inner):
+        with opened_directory(name, directory) as inner:
+            if is_opaque(inner):
                 break
     return found
 
@@ -162,15 +151,6 @@ def _names(directory: int) -> list[str]:
     return os.listdir(directory)
 
 
-@contextlib.contextmanager
-def _opened_in(directory: int, name: str) -> Iterator[int]:
-    descriptor = os.open(name, _DIRECTORY, dir_fd=directory)
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
-
-
 def _lstat(directory: int, name: str) -> os.stat_result | None:
     try:
         return os.stat(name, dir_fd=directory, follow_symlinks=False)
@@ -180,15 +160,6 @@ def _lstat(directory: int, name: str) -> os.stat_result | None:
 
 def _is_whiteout(status: os.stat_result) -> bool:
     return stat.S_ISCHR(status.st_mode) and status.st_rdev == 0
-
-
-def _is_opaque(directory: int) -> bool:
-    try:
-        return os.getxattr(directory, OPAQUE_XATTR) == b"y"
-    except OSError as error:
-        if error.errno in (errno.ENODATA, errno.ENOTSUP):
-            return False
-        raise
 
 
 # -- as the API has it -----------------------------------------------------------------------------

@@ -174,13 +174,11 @@ class _Collection:
             found = [blob async for blob in self._store.list_blobs()]
         except Unsupported as error:
             return _Blobs([], 0, error.message)
+        needed = await self._trajectories()
         if self._odd:
             return _Blobs([], len(found), f"no blobs: {', '.join(self._odd)} cannot be read")
         kept = [stored for digest, stored in self._stored.items() if digest not in gone]
-        needed = {ref.digest for stored in kept for ref in refs_of(stored)}
-        needed |= await self._trajectories()
-        if self._odd:
-            return _Blobs([], len(found), f"no blobs: {', '.join(self._odd)} cannot be read")
+        needed |= {ref.digest for stored in kept for ref in refs_of(stored)}
         old = self._clock.now() - FRESH_BLOB_S
         doomed = [b for b in found if b.digest not in needed and b.modified_at <= old]
         return _Blobs(doomed, len(found) - len(doomed))

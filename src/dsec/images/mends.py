@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from dsec.images.compose import HiddenError, plan_mends
-from dsec.images.erofs.tree import OPAQUE_XATTR
+from dsec.images.erofs.scan import is_opaque, opened_directory
 from dsec.images.records import DirectoryMark
-
-_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def find_mends(layers: Sequence[Path], implied: Sequence[Sequence[str]]) -> list[DirectoryMark]:
@@ -38,11 +35,11 @@ def look(layer: Path, path: str) -> DirectoryMark | None:
     """
     hides = False
     with contextlib.ExitStack() as opened:
-        place = opened.enter_context(_opened(str(layer)))
+        place = opened.enter_context(opened_directory(str(layer)))
         for name in filter(None, path.split("/")):
-            hides |= _is_opaque(place)
+            hides |= is_opaque(place)
             try:
-                place = opened.enter_context(_opened(name, place))
+                place = opened.enter_context(opened_directory(name, place))
             except FileNotFoundError:
                 if hides:
                     raise HiddenError from None
@@ -55,21 +52,3 @@ def look(layer: Path, path: str) -> DirectoryMark | None:
 def _mark(path: str, found: os.stat_result) -> DirectoryMark:
     mode = stat.S_IMODE(found.st_mode)
     return DirectoryMark(path=path, mode=mode, uid=found.st_uid, gid=found.st_gid)
-
-
-@contextlib.contextmanager
-def _opened(name: str, parent: int | None = None) -> Iterator[int]:
-    descriptor = os.open(name, _DIRECTORY, dir_fd=parent)
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
-
-
-def _is_opaque(directory: int) -> bool:
-    try:
-        return os.getxattr(directory, OPAQUE_XATTR) == b"y"
-    except OSError as error:
-        if error.errno in (errno.ENODATA, errno.ENOTSUP):
-            return False
-        raise

@@ -380,7 +380,7 @@ class Sieve:
 
     def directory(self, path: bytes, above: Fate) -> Fate:
         """What becomes of what is in a directory, given that of what is in the one above it."""
-        if any(matches(path) for matches in self._excluded):
+        if self.excludes(path):
             return Fate.EXCLUDED
         if self._kept.fullmatch(path):
             return Fate.KEPT

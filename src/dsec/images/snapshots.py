@@ -291,8 +291,17 @@ class Snapshots:
         await self._find(full)
         if self._outgoing is not None:
             self._outgoing.cancel(full)
-        async with self._naming.holding(full):
-            await self._forget(full)
+        try:
+            async with self._naming.holding(full):
+                await self._forget(full)
+        finally:
+            self._send_still(full)
+
+    def _send_still(self, name: ImageName) -> None:
+        """Go on sending one that was not removed after all."""
+        record = self._images.find(name)
+        if self._outgoing is not None and record is not None:
+            self._outgoing.add(record)
 
     # -- what they change -----------------------------------------------------------------------
 

@@ -14,6 +14,10 @@ class Flights:
     def __init__(self) -> None:
         self._locks: dict[Hashable, tuple[anyio.Lock, int]] = {}
 
+    def __bool__(self) -> bool:
+        """Whether anybody holds or awaits one."""
+        return bool(self._locks)
+
     @asynccontextmanager
     async def alone(self, key: Hashable) -> AsyncIterator[None]:
         """Run with no other under the same key."""

@@ -14,6 +14,7 @@ from typing_extensions import override
 from dsec.base.errors import Conflict, Unavailable, Unsupported
 from dsec.base.ids import NodeId, PrincipalId, ProjectId, mint_sandbox_id
 from dsec.base.states import SandboxState
+from dsec.control import reaping
 from dsec.control.access import Caller
 from dsec.control.edges import Edge, Edges
 from dsec.control.leases import Leases
@@ -451,3 +452,25 @@ async def test_a_renewal_during_a_look_does_not_undo_it() -> None:
         await anyio.sleep(2 * LATE_S)
         assert world.node.states(old) == [STOPPED]
         assert not (await world.lease()).superseding
+
+
+async def test_a_renewal_while_a_look_waits_for_its_turn_counts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(reaping, "JOBS_AT_ONCE", 1)
+    world = World()
+    await world.node.make()
+    await world.node.make(job="other")
+    async with world.reaping():
+        await world.hold()
+        await world.leases.hold(ADA, "other", LeaseRequest(ttl_s=3600))
+        await anyio.sleep(61)
+        assert (await world.lease()).lapsing
+        world.node.stuck = anyio.Event()
+        await world.leases.hold(ADA, "other", LeaseRequest(ttl_s=3600))
+        await anyio.sleep(20)  # the next look at the lapsed one waits for the other job's
+        await world.hold(1)
+        sandbox = await world.node.make()
+        world.node.stuck.set()
+        await anyio.sleep(5)
+        assert world.node.states(sandbox) == [RUNNING]

@@ -13,7 +13,7 @@ from typing_extensions import override
 from dsec.base.clock import SystemClock
 from dsec.base.errors import Unavailable
 from dsec.control import edges as edges_module
-from dsec.control import sandboxes as sandboxes_module
+from dsec.control import forgetting
 from dsec.control.edges import Edge, Edges
 from dsec.control.everywhere import one_after_another, present
 from dsec.control.leases import Leases
@@ -73,7 +73,7 @@ async def test_keys_are_forgotten_later_if_not_now(monkeypatch: pytest.MonkeyPat
                 self.twice.set()
             raise OSError(28, "no space left")
 
-    monkeypatch.setattr(sandboxes_module, "FORGET_EVERY_S", 0.001)
+    monkeypatch.setattr(forgetting, "EVERY_S", 0.001)
     clock = SystemClock()
     edges, claims = Edges([], clock), FullDisk(clock)
     leases = Leases(MemoryLeases(), clock, lambda _: None)

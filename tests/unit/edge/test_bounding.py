@@ -64,7 +64,9 @@ def test_version_1_never_has_memory_above_memory_and_swap(
     names = {"memory__limit_in_bytes": str(now * MIB), "memory__memsw__limit_in_bytes": ""}
     files(tmp_path / "dsec-n/s", **names)
     written: list[str] = []
-    monkeypatch.setattr(bounding, "_write", lambda path, _text: written.append(path.name))
+    monkeypatch.setattr(
+        "dsec.linux.cgroup.files.write", lambda path, _text: written.append(path.name)
+    )
     layout = Layout(base="dsec-n", v1={"memory": str(tmp_path)}, memsw=True)
     bounding.bound(layout, "s", BOUNDS)
     assert len(written) == 2

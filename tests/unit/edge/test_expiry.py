@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import anyio
+from msgspec.structs import replace
 
 from dsec.base.states import SandboxState, StopReason
 from dsec.edge import commands
@@ -45,6 +46,20 @@ async def test_a_paused_one_is_not_idle_but_grows_old(node: Node) -> None:
         await until(edge, sandbox, S.STOPPED)
         view = await edge.get(sandbox)
         assert view.stop_reason is StopReason.LIFETIME
+
+
+async def test_one_whose_lifetime_ends_while_it_is_being_paused_is_stopped_then(node: Node) -> None:
+    async with node.edge() as edge:
+        asked = request(ttl_running_stop=0.1, max_lifetime_s=3600.0, idle_action="pause")
+        gate = node.faults.hold("reclaim")
+        sandbox = (await edge.create(asked)).id
+        await until(edge, sandbox, S.PAUSING)
+        record = edge._live[sandbox].record
+        spec = replace(record.spec, max_lifetime_s=0.001, ttl_running_stop=3600.0)
+        edge._live[sandbox].record = replace(record, spec=spec)
+        gate.set()
+        await until(edge, sandbox, S.STOPPED)
+        assert (await edge.get(sandbox)).stop_reason is StopReason.LIFETIME
 
 
 async def test_its_idle_time_begins_anew_when_it_is_resumed(node: Node) -> None:

@@ -24,7 +24,7 @@ from dsec.wire.public_v1 import BatchItem
 from dsec.wire.sandbox import Fork, Limits, Pack, SandboxView
 from tests.unit.edge.node import Node, request
 from tests.unit.edge.packable import PackableNode
-from tests.unit.edge.test_packing import happened, histories, until
+from tests.unit.edge.test_packing import happened, histories, made, until
 
 S = SandboxState
 
@@ -37,10 +37,6 @@ def anyio_backend() -> str:
 @pytest.fixture
 def node(tmp_path: Path) -> PackableNode:
     return PackableNode(tmp_path)
-
-
-async def made(edge: EdgeService, **spec: object) -> str:
-    return (await edge.create(request(**spec))).id
 
 
 async def items(edge: EdgeService, sandbox: str, wanted: Fork) -> list[BatchItem]:

@@ -336,6 +336,22 @@ async def test_a_pack_that_fails_leaves_no_history(node: PackableNode) -> None:
         assert histories(node) == ["p", "p/s", f"p/s/{kept.sandbox}.{kept.step}"]
 
 
+async def test_a_history_that_cannot_be_copied_leaves_no_directory(
+    node: PackableNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def half(_trajectory: Path, _step: int, target: Path) -> None:
+        target.write_bytes(b"half")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("dsec.edge.histories.copy_history", half)
+    async with node.edge(backends=[node.backend()]) as edge:
+        sandbox = await made(edge)
+        await happened(edge, sandbox, 2)
+        with pytest.raises(StorageFull):
+            await edge.pack(sandbox, Pack(name="s"), "")
+        assert histories(node) == []
+
+
 def histories(node: PackableNode) -> list[str]:
     root = node.root / "state" / "histories"
     return [str(path.relative_to(root)) for path in sorted(root.rglob("*"))]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +13,9 @@ import pytest
 from dsec.base.errors import Conflict, InternalError, InvalidRequest, SandboxGone
 from dsec.base.states import SandboxState
 from dsec.edge import commands
+from dsec.edge.lifecycle.journal import Journal
 from dsec.edge.lifecycle.owner import Owner
+from dsec.edge.record import Resized
 from dsec.edge.service import EdgeService
 from dsec.wire.sandbox import CommandSpec, Limits, Resize, SandboxView
 from tests.unit.edge.node import Node, request
@@ -86,6 +90,45 @@ async def fails_and_restarts(node: Node) -> None:
         assert await alloc(await edge.owner(sandbox), 32) == 0
     async with node.edge() as edge:
         assert shown(await edge.get(sandbox)) == (64, 1, 32, "ls")
+
+
+async def test_what_cannot_be_noted_either_is_not_what_is_said(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    noted, limit = list[object](), Journal.limit
+
+    def once(journal: Journal, sandbox: str, resized: Resized) -> None:
+        noted.append(resized)
+        if len(noted) > 1:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        limit(journal, sandbox, resized)
+
+    async with node.edge() as edge:
+        sandbox = await made(edge)
+        node.faults.fail_resizes = 1
+        with monkeypatch.context() as patch:
+            patch.setattr(Journal, "limit", once)
+            with pytest.raises(InternalError, match="could not be changed"):
+                await edge.resize(sandbox, Resize(memory_mb=16))
+        assert len(noted) == 2
+        assert shown(await edge.get(sandbox)) == (64, 1, 32, "ls")
+        assert node.host.sandboxes[sandbox].table.memory_limit_bytes == 64 << 20
+
+
+async def test_limits_that_cannot_be_noted_at_the_start_are_those_of_before(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    async with node.host.running():
+        sandbox = await killed_while_resizing(node, 2)
+        before = node.host.sandboxes[sandbox].table.memory_limit_bytes
+        monkeypatch.setattr(Journal, "limit", broken)
+        async with node.edge() as edge:
+            assert before == 64 << 20
+            assert (await edge.get(sandbox)).limits.memory_mb == 64
+            assert node.host.sandboxes[sandbox].table.memory_limit_bytes == before
 
 
 async def test_less_than_it_uses_is_a_conflict_with_numbers(node: Node) -> None:

@@ -259,7 +259,7 @@ async def test_trajectories_are_kept_for_a_month() -> None:
         record = KeptTrajectory(sandbox=name, blob=blob, kept_at=CLOCK.now() - age_s)
         store.documents["trajectory", name] = encode(record)
     assert (await collect(store, CLOCK, dry_run=True)).blobs == 1
-    assert len(store.documents) >= 2
+    assert ("trajectory", "old") in store.documents
     report = await collect(store, CLOCK, dry_run=False)
     assert (report.blobs, report.kept_blobs) == (1, 1)
     assert ("trajectory", "young") in store.documents

@@ -229,6 +229,8 @@ async def test_a_whole_job(platform: FakePlatform, client: DSecClient, act: str)
     items = [
         JobItem(id="sbx1", sandbox=sandbox("sbx1")),
         JobItem(id="sbx2", error=ErrorBody(code="unavailable", message="its node is away")),
+        JobItem(id="", error=ErrorBody(code="unavailable", message="node n3 does not answer")),
+        JobItem(id="", error=ErrorBody(code="unavailable", message="node n4 does not answer")),
     ]
     platform.on(
         "POST", f"/v1/jobs/j/{act}", LOST, lines(items[0], broken=True), lines(*items, Heartbeat())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Annotated
 
 import msgspec
@@ -11,8 +10,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from dsec.apiserver.gateway import caller_of
+from dsec.apiserver.rest_v1.silence import silent_header
 from dsec.base.errors import NotFound
-from dsec.base.ids import NodeId
 from dsec.control.jobs import Jobs, job_view
 from dsec.control.leases import Leases
 from dsec.kit.http import Ndjson, Route, json_response, read_body, read_query
@@ -84,14 +83,6 @@ class JobsRest:
             row("PUT", f"{job}/lease", self.hold_lease, LeaseRequest, answer=JobView),
             row("DELETE", f"{job}/lease", self.release_lease, query=ReleaseQuery, status=204),
         ]
-
-
-def silent_header(silent: Sequence[NodeId]) -> dict[str, str] | None:
-    """Says which nodes did not answer.
-
-    A dead node must not hide the living ones; who cares can see that something is missing.
-    """
-    return {"X-Dsec-Silent-Nodes": ",".join(silent)} if silent else None
 
 
 def _job(request: Request) -> str:

@@ -10,6 +10,7 @@ from starlette.responses import Response
 
 from dsec.apiserver.gateway import caller_of
 from dsec.apiserver.rest_v1.bodies import MAX_SPEC_BYTES
+from dsec.apiserver.rest_v1.silence import silent_header
 from dsec.base.errors import InvalidRequest
 from dsec.base.states import SandboxState
 from dsec.control.edges import Edges
@@ -67,9 +68,7 @@ class SandboxesRest:
         """List sandboxes, newest first."""
         wanted = read_query(request, ListQuery).wanted()
         page = await list_sandboxes(self._edges, caller_of(request), wanted)
-        # A dead node must not hide the living ones; who cares can see that something is missing.
-        headers = {"X-Dsec-Silent-Nodes": ",".join(page.silent)} if page.silent else None
-        return json_response(page.listed, headers=headers)
+        return json_response(page.listed, headers=silent_header(page.silent))
 
     def routes(self) -> list[Route]:
         """The table."""

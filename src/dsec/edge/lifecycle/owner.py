@@ -243,8 +243,7 @@ class Owner:
         async with resting.place(), self._turn:  # in this order: it runs on while it waits
             if self.state is SandboxState.PAUSED or (unless is not None and unless()):
                 return
-            if self.state is not SandboxState.RUNNING:
-                raise self.gone()
+            self._check_running()
             await self._follow(machine.PauseWanted())
 
     async def wake(self) -> None:
@@ -283,8 +282,7 @@ class Owner:
                 with self._standing.briefly(self.record.id):
                     yield
                 return
-            if self.state is not SandboxState.RUNNING:
-                raise self.gone()
+            self._check_running()
             with disk.full_disk_named(self.record.path.parent):
                 await self._mark(("begun", Action.STILL, ""))
             try:

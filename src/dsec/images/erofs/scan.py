@@ -9,6 +9,7 @@ moment, and nothing outside is. Depth costs no descriptors.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import stat
@@ -17,7 +18,7 @@ from pathlib import Path
 
 from dsec.base.errors import InvalidRequest
 from dsec.images.erofs.data import DataWriter, Zeros
-from dsec.images.erofs.tree import Extent, Inode, Tree
+from dsec.images.erofs.tree import OPAQUE_XATTR, Extent, Inode, Tree
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
@@ -147,6 +148,30 @@ def open_directory(root: int, parts: tuple[str, ...]) -> int:
             os.close(descriptor)
         descriptor = deeper
     return descriptor
+
+
+@contextlib.contextmanager
+def opened_directory(name: str, parent: int | None = None) -> Iterator[int]:
+    """A directory by its path or, in an open one, its name; closed at the end.
+
+    Raises:
+        OSError: it is no directory, or gone.
+    """
+    descriptor = os.open(name, _DIRECTORY, dir_fd=parent)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def is_opaque(directory: int) -> bool:
+    """Whether an open directory of a layer hides those below it."""
+    try:
+        return os.getxattr(directory, OPAQUE_XATTR) == b"y"
+    except OSError as error:
+        if error.errno in (errno.ENODATA, errno.ENOTSUP):
+            return False
+        raise
 
 
 def open_regular(name: str, directory: int) -> tuple[int, os.stat_result]:

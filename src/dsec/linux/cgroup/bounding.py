@@ -74,10 +74,10 @@ def _bound_memory(layout: Layout, sandbox: str, limit: int) -> None:
 def _bound_v2(group: Path, limit: int) -> None:
     if (used := _used_v2(group)) > limit:
         with contextlib.suppress(OSError):  # it gave less than that, or cannot (before 5.19)
-            _write(group / "memory.reclaim", str(used - limit))
+            files.write(group / "memory.reclaim", str(used - limit))
         if (used := _used_v2(group)) > limit:
             raise InUse(used)
-    _write(group / "memory.max", str(limit))
+    files.write(group / "memory.max", str(limit))
 
 
 def _used_v2(group: Path) -> int:
@@ -92,12 +92,12 @@ def _bound_v1(group: Path, limit: int, *, memsw: bool) -> None:
     order = [plain, both] if limit < before else [both, plain]
     for path in order if memsw else [plain]:
         try:
-            _write(path, str(limit))
+            files.write(path, str(limit))
         except OSError as exc:
             if exc.errno != errno.EBUSY:
                 raise
             if path == both:
-                _write(plain, str(before))
+                files.write(plain, str(before))
             raise InUse(_used_v1(group)) from exc
 
 
@@ -108,18 +108,7 @@ def _used_v1(group: Path) -> int:
 
 def _write_all(directory: Path, writes: files.Writes) -> None:
     for name, text in writes:
-        _write(directory / name, text)
-
-
-def _write(path: Path, text: str) -> None:
-    # Without O_CREAT: a group that is gone must be an error of its own kind.
-    descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
-    try:
-        os.write(descriptor, text.encode())
-    except OSError as exc:
-        raise OSError(exc.errno, f"write {text}: {exc.strerror}", str(path)) from None
-    finally:
-        os.close(descriptor)
+        files.write(directory / name, text)
 
 
 def has_idle_class(layout: Layout) -> bool:

@@ -1,7 +1,8 @@
-"""Reading the small files of a control group. A file that is not there reads as nothing."""
+"""The small files of a control group. One that is not there reads as nothing."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 Writes = list[tuple[str, str]]
@@ -25,3 +26,19 @@ def keyed(path: Path) -> dict[str, int]:
     """The lines `name number` of a file."""
     pairs = (line.split() for line in read(path).splitlines())
     return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdigit()}
+
+
+def write(path: Path, text: str) -> None:
+    """Write into a file that is there; none is made.
+
+    Raises:
+        FileNotFoundError: the file or its group is gone. OSError: naming the file.
+    """
+    # Without O_CREAT: a group that is gone must be an error of its own kind.
+    descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.write(descriptor, text.encode())
+    except OSError as exc:
+        raise OSError(exc.errno, f"write {text}: {exc.strerror}", str(path)) from None
+    finally:
+        os.close(descriptor)

@@ -32,7 +32,7 @@ def freeze(layout: Layout, sandbox: str) -> None:
     deadline = time.monotonic() + PATIENCE_S
     for part in ("work", "agent"):
         group = layout.v2_base() / sandbox / part
-        _write(group / "cgroup.freeze", "1")
+        files.write(group / "cgroup.freeze", "1")
         if not _wait_frozen(group, deadline):
             raise TimeoutError(f"processes of {sandbox} did not stand still in {PATIENCE_S:.0f} s")
 
@@ -44,7 +44,7 @@ def thaw(layout: Layout, sandbox: str) -> None:
         FileNotFoundError: it has no groups.
     """
     for part in ("agent", "work"):
-        _write(layout.v2_base() / sandbox / part / "cgroup.freeze", "0")
+        files.write(layout.v2_base() / sandbox / part / "cgroup.freeze", "0")
 
 
 def frozen(layout: Layout, sandbox: str) -> bool:
@@ -55,15 +55,6 @@ def frozen(layout: Layout, sandbox: str) -> bool:
 
 def _frozen(events: str) -> bool:
     return "frozen 1" in events
-
-
-def _write(path: Path, text: str) -> None:
-    # Without O_CREAT: a group that is gone must be an error of its own kind.
-    descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
-    try:
-        os.write(descriptor, text.encode())
-    finally:
-        os.close(descriptor)
 
 
 def _wait_frozen(group: Path, deadline: float) -> bool:

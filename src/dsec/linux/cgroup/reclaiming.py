@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -81,7 +80,7 @@ def _gave(top: Path, before: int) -> bool:
     if not held:
         return False
     with contextlib.suppress(BlockingIOError):  # EAGAIN: less than that
-        _write(top / "memory.reclaim", str(step))
+        files.write(top / "memory.reclaim", str(step))
         return True
     return held - files.number(top / "memory.current") > step // 16
 
@@ -125,17 +124,9 @@ def _why(left: int) -> str:
 def _tell(path: Path, text: str) -> None:
     """Write what makes a difference where it can be written, and is no reason to fail elsewhere."""
     try:
-        _write(path, text)
+        files.write(path, text)
     except FileNotFoundError:
         return
     except OSError as exc:
         if exc.errno not in (errno.EINVAL, errno.EOPNOTSUPP, errno.EBUSY, errno.EAGAIN):
             raise
-
-
-def _write(path: Path, text: str) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
-    try:
-        os.write(descriptor, text.encode())
-    finally:
-        os.close(descriptor)

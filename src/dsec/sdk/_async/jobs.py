@@ -56,7 +56,7 @@ class Jobs:
         def request() -> Request:
             return self._caller.request("POST", path, patience_s=LONG_S)
 
-        return LineStream(self._caller, request, _ITEM, lambda item: item.id)
+        return LineStream(self._caller, request, _ITEM, _told_by)
 
     async def lease(
         self,
@@ -95,3 +95,8 @@ class Jobs:
         """
         path = f"{PATH}/{segment(job)}/lease"
         await self._caller.do(self._caller.request("DELETE", path, {"epoch": epoch}))
+
+
+def _told_by(item: JobItem) -> str:
+    """A node that does not answer is an item without a sandbox; there may be several."""
+    return item.id or (item.error.message if item.error else "")
