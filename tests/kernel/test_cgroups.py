@@ -157,7 +157,7 @@ def test_the_processor_is_shared_out(box: Box) -> None:
 
 
 def test_killing_takes_all_that_was_forked(box: Box) -> None:
-    code = "[os.fork() for _ in range(3)]; print(1, flush=True); time.sleep(60)"
+    code = "print(1, flush=True); [os.fork() for _ in range(3)]; time.sleep(60)"
     child = box.start(code)
     assert first_line(child) == "1\n"
     eventually(lambda: len(groups.processes(box.layout, box.name)) == 8)

@@ -48,7 +48,7 @@ def test_nothing_of_a_running_one_is_swapped(box: Box) -> None:
 
 
 def test_one_write_ends_all(box: Box) -> None:
-    child = box.start("[os.fork() for _ in range(3)]; print(1, flush=True); time.sleep(60)")
+    child = box.start("print(1, flush=True); [os.fork() for _ in range(3)]; time.sleep(60)")
     assert first_line(child) == "1\n"
     (box.layout.v2_base() / box.name / "cgroup.kill").write_text("1")
     eventually(lambda: not groups.processes(box.layout, box.name))
