@@ -1,15 +1,18 @@
 """`pristine_node`: what a node is made of, before and after; nothing may be left behind.
 
 A snapshot is taken of what belongs to one node only, so that suites may run side by side on one
-machine: its processes, mounts, control groups, network namespaces, loop devices, the directories
-it was given, and the descriptors of its server.
+machine: its processes, mounts (kept network namespaces are mounts), control groups, network devices
+and packet rules, loop devices, the directories it was given (pinned eBPF objects are files there),
+and the descriptors of its server.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import shutil
 import stat
+import subprocess
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -45,6 +48,8 @@ class Snapshot:
     mounts: Counter[str] = field(default_factory=Counter)
     cgroups: Counter[str] = field(default_factory=Counter)
     network_namespaces: Counter[str] = field(default_factory=Counter)
+    network_devices: Counter[str] = field(default_factory=Counter)
+    packet_rules: Counter[str] = field(default_factory=Counter)
     loop_devices: Counter[str] = field(default_factory=Counter)
     files: Counter[str] = field(default_factory=Counter)
     descriptors: Counter[str] = field(default_factory=Counter)
@@ -67,6 +72,8 @@ def snapshot(node: Node) -> Snapshot:
         mounts=Counter(_mounts(node)),
         cgroups=Counter(_cgroups(node)),
         network_namespaces=Counter({"distinct": len(_namespaces(members))}),
+        network_devices=Counter(_network_devices(node)),
+        packet_rules=Counter(_packet_rules(node)),
         loop_devices=Counter(_loop_devices(node)),
         files=Counter(_files(node)),
         descriptors=Counter(set(_pooled(node.server_pid))) + Counter(_descriptors(node.server_pid)),
@@ -166,6 +173,20 @@ def _namespaces(pids: list[int]) -> set[int]:
         except OSError:
             continue
     return found
+
+
+def _network_devices(node: Node) -> Iterator[str]:
+    """The uplink; what is in the router's namespace goes with that, which is a mount."""
+    if node.name:
+        yield from (path.name for path in Path("/sys/class/net").glob(f"dsec-{node.name}"))
+
+
+def _packet_rules(node: Node) -> Iterator[str]:
+    nft = shutil.which("nft")
+    if not node.name or nft is None:
+        return
+    listed = subprocess.run([nft, "list", "tables"], capture_output=True, text=True, check=True)
+    yield from (line for line in listed.stdout.splitlines() if f"dsec-{node.name}" in line)
 
 
 def _loop_devices(node: Node) -> Iterator[str]:

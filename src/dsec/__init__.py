@@ -16,6 +16,7 @@ _HOMES = {
         "DeadlineExceeded",
         "DsecError",
         "InternalError",
+        "Interrupted",
         "InvalidRequest",
         "LimitError",
         "NotFound",
@@ -33,6 +34,7 @@ _HOMES = {
         "Unsupported",
     ),
     "dsec.sdk": (
+        "Branch",
         "Command",
         "CommandFailed",
         "DSecClient",
@@ -66,6 +68,7 @@ _HOMES = {
         "DiffEntry",
         "Exited",
         "Gap",
+        "NetworkView",
         "Output",
         "Process",
         "PtySize",

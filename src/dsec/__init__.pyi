@@ -5,6 +5,7 @@ from dsec.base.errors import (
     DeadlineExceeded,
     DsecError,
     InternalError,
+    Interrupted,
     InvalidRequest,
     LimitError,
     NotFound,
@@ -22,6 +23,7 @@ from dsec.base.errors import (
     Unsupported,
 )
 from dsec.sdk import (
+    Branch,
     Command,
     CommandFailed,
     DSecClient,
@@ -55,6 +57,7 @@ from dsec.wire.sandbox import (
     DiffEntry,
     Exited,
     Gap,
+    NetworkView,
     Output,
     Process,
     PtySize,
@@ -66,6 +69,7 @@ from dsec.wire.sandbox import (
 )
 
 __all__ = [
+    "Branch",
     "CapacityUnavailable",
     "CollectReport",
     "Command",
@@ -87,6 +91,7 @@ __all__ = [
     "ImageReady",
     "ImageView",
     "InternalError",
+    "Interrupted",
     "InvalidRequest",
     "JobItem",
     "JobView",
@@ -95,6 +100,7 @@ __all__ = [
     "LimitError",
     "LintReport",
     "LintRule",
+    "NetworkView",
     "NodeView",
     "NotFound",
     "Output",

@@ -1,6 +1,7 @@
 """The synchronous SDK: the names of `dsec`, without `await`."""
 
 from dsec.sdk.sync import (
+    Branch,
     Command,
     CommandFailed,
     DSecClient,
@@ -15,6 +16,7 @@ from dsec.sdk.sync import (
 )
 
 __all__ = [
+    "Branch",
     "Command",
     "CommandFailed",
     "DSecClient",

@@ -154,7 +154,7 @@ async def test_what_it_uses_is_no_longer_available(client: DSecClient, args: Mak
 @pytest.mark.adversarial
 async def test_who_asks_all_the_time_holds_up_nobody(client: DSecClient, args: MakeArgs) -> None:
     """Many that read without end: commands run, a pause stands still, a stop ends them all."""
-    reading = "while :; do cat /proc/meminfo /proc/cpuinfo /proc/stat; done >/dev/null"
+    reading = "while :; do cat /proc/meminfo /proc/stat /proc/loadavg; done >/dev/null"
     async with await client.run_container(args(pids_limit=64)) as sandbox:
         for _ in range(6):
             await sandbox.start(["/bin/sh", "-c", reading], user="user")
@@ -167,7 +167,8 @@ async def test_who_asks_all_the_time_holds_up_nobody(client: DSecClient, args: M
 @needs("kernel-files")
 @pytest.mark.adversarial
 async def test_what_is_told_cannot_be_forged(sandbox: Sandbox) -> None:
-    for path in ("/proc/meminfo", "/proc/cpuinfo", "/proc/stat", ONLINE):
+    proc = [f"/proc/{name}" for name in ("meminfo", "cpuinfo", "stat", "uptime", "loadavg")]
+    for path in (*proc, ONLINE):
         script = (
             f"echo x >{path} || chmod 777 {path} || rm {path} || mv {path} /tmp || umount {path}"
         )

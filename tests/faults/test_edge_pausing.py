@@ -114,7 +114,7 @@ async def check(node: Node, sandbox: str) -> SandboxState:
 async def test_killed_in_the_middle_of_a_step(
     node: Node, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
-    async def killed(_backend: SimBackend, _record: object) -> None:
+    async def killed(*_: object) -> None:
         raise Killed
 
     async def killed_in_it(edge: EdgeService, sandbox: str) -> None:

@@ -9,10 +9,10 @@ from typing import Any
 import anyio
 import pytest
 
-from dsec.base.errors import SandboxGone
+from dsec.base.errors import NotFound, SandboxGone
 from dsec.base.states import SandboxState, StopReason
 from dsec.edge.lifecycle.journal import Journal
-from dsec.wire.edge_v1 import CreateOnEdge
+from dsec.wire.edge_v1 import ASKED, CreateOnEdge, StopOrder
 from tests.faults.killing import Killed, only_killed, without_threads
 from tests.unit.edge.node import Node, request
 
@@ -28,7 +28,9 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Node:
     return Node(tmp_path)
 
 
-async def live_and_die(node: Node, asked: CreateOnEdge, kill_at: int) -> tuple[int, str]:
+async def live_and_die(
+    node: Node, asked: CreateOnEdge, kill_at: int, order: StopOrder = ASKED
+) -> tuple[int, str]:
     """Create and stop a sandbox on an edge that is killed at its n-th journal write.
 
     Returns how many writes there were, and the last thing the caller was told.
@@ -45,7 +47,7 @@ async def live_and_die(node: Node, asked: CreateOnEdge, kill_at: int) -> tuple[i
         async with node.edge(after_write=after_write) as edge:
             await edge.create(asked)
             told = "created"
-            await edge.stop(asked.id)
+            await edge.stop(asked.id, order)
             told = "stopped"
     except BaseException as exc:
         if not only_killed(exc):
@@ -120,6 +122,22 @@ def _everything() -> Any:
     from dsec.wire.edge_v1 import ListFilter
 
     return ListFilter()
+
+
+async def test_why_it_was_stopped_is_known_whenever_the_edge_was_killed(node: Node) -> None:
+    order = StopOrder(reason=StopReason.REAPED, detail="epoch 3 of job run: ada asked")
+    seen = 0
+    for kill_at in range(1, await count_writes(node) + 1):
+        async with node.host.running():
+            asked = request()
+            await live_and_die(node, asked, kill_at, order)
+            async with node.edge() as edge:
+                with contextlib.suppress(NotFound):  # or it was never known of
+                    await edge.stop(asked.id, order)
+                    view = await edge.get(asked.id)
+                    assert (view.stop_reason, view.stop_detail) == (order.reason, order.detail)
+                    seen += 1
+    assert seen > 1
 
 
 async def test_killed_again_and_again_while_it_sweeps(node: Node) -> None:

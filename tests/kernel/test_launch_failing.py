@@ -78,17 +78,6 @@ def link(name: str, target: str) -> Callable[[Path], None]:
     return lambda tree: (tree / name).symlink_to(target)
 
 
-@pytest.mark.parametrize("name", ["proc", "sys", "dev", "tmp"])
-def test_an_image_whose_mount_point_is_a_link_is_refused(
-    node: Node, launcher: Launcher, layers: Layers, name: str
-) -> None:
-    spec = node.spec(layers=[str(layers.make(link(name, "/etc")))])
-    reply = launcher.launch(spec)
-    assert (reply.pid, reply.step, reply.path) == (0, "make mount point", f"/{name}")
-    assert "symbolic link" in reply.message
-    assert node.left(spec) == []
-
-
 def test_a_masked_path_behind_a_link_is_refused(
     node: Node, launcher: Launcher, layers: Layers
 ) -> None:

@@ -9,18 +9,24 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from bench.swap import swap
+from dsec.kit.recall import Recall
 from dsec.linux import pidfd
 from dsec.linux.cgroup import freezing, groups, reclaiming, refilling
 from dsec.linux.cgroup.detect import detect
 from dsec.linux.cgroup.interface import Bounds, Layout
 from dsec.linux.cgroup.plan import plan
+from dsec.linux.long_writes import write_long
+from tests.kernel.test_edge import aether
 
+__all__ = ["aether"]
 pytestmark = [pytest.mark.needs_root]
 
 NODE = "kpau"
@@ -116,6 +122,22 @@ class Worker:
         self.process.stdout.close()
 
 
+Reclaim = Callable[..., reclaiming.Reclaimed]
+
+
+@pytest.fixture
+def reclaim(aether: Path) -> Reclaim:
+    """All of it, unless it is called off."""
+
+    def take(
+        layout: Layout, sandbox: str = SANDBOX, recall: Recall | None = None
+    ) -> reclaiming.Reclaimed:
+        force = partial(write_long, aether)
+        return reclaiming.reclaim(layout, sandbox, recall or Recall(), force)
+
+    return take
+
+
 @pytest.fixture
 def worker(layout: Layout, tmp_path: Path) -> Iterator[Worker]:
     made = Worker(layout, tmp_path)
@@ -149,19 +171,19 @@ def test_what_is_frozen_can_be_killed(layout: Layout, worker: Worker) -> None:
     assert worker.process.wait(10) == -signal.SIGKILL
 
 
-def test_one_that_is_not_there_cannot_be_frozen(layout: Layout) -> None:
+def test_one_that_is_not_there_cannot_be_frozen(layout: Layout, reclaim: Reclaim) -> None:
     for change in (freezing.freeze, freezing.thaw):
         with pytest.raises(FileNotFoundError):
             change(layout, "sbx2")
-    assert reclaiming.reclaim(layout, "sbx2").before_bytes == 0
+    assert reclaim(layout, "sbx2").before_bytes == 0
     assert refilling.refill(layout, "sbx2") == 0
 
 
 def test_all_memory_is_given_back_and_nothing_of_it_lost(
-    layout: Layout, worker: Worker, with_swap: str
+    layout: Layout, worker: Worker, with_swap: str, reclaim: Reclaim
 ) -> None:
     freezing.freeze(layout, SANDBOX)
-    taken = reclaiming.reclaim(layout, SANDBOX)
+    taken = reclaim(layout)
     assert taken.before_bytes > (SIZE_MB + SIZE_MB // 2) * MIB
     assert taken.after_bytes < taken.before_bytes * 0.1, with_swap
     assert taken.swapped_bytes > SIZE_MB * MIB * 0.9
@@ -173,9 +195,43 @@ def test_all_memory_is_given_back_and_nothing_of_it_lost(
     assert worker.line() == "0"
 
 
-def test_what_went_to_swap_is_read_ahead(layout: Layout, worker: Worker, with_swap: str) -> None:
+def used(layout: Layout) -> int:
+    return groups.usage(layout, SANDBOX).memory_bytes
+
+
+def call_when_some_is_gone(layout: Layout, recall: Recall, over: threading.Event) -> None:
+    before = used(layout)
+    while used(layout) > before - 8 * MIB and not over.is_set():
+        pass
+    recall.call()
+
+
+def test_it_stops_when_it_is_called_off(
+    layout: Layout, worker: Worker, with_swap: str, reclaim: Reclaim
+) -> None:
+    for _ in range(50):  # what calls it off may come late; this host has other things to do
+        recall, over = Recall(), threading.Event()
+        freezing.freeze(layout, SANDBOX)
+        caller = threading.Thread(target=call_when_some_is_gone, args=(layout, recall, over))
+        caller.start()
+        taken = reclaim(layout, recall=recall)
+        over.set()
+        caller.join()
+        reclaiming.restrain(layout, SANDBOX)
+        freezing.thaw(layout, SANDBOX)
+        worker.ask()
+        assert worker.line() == "0"
+        if taken.after_bytes > taken.before_bytes * 0.1:
+            assert "wanted again" in taken.detail
+            return
+    pytest.fail(f"all of it was taken each time ({with_swap})")
+
+
+def test_what_went_to_swap_is_read_ahead(
+    layout: Layout, worker: Worker, with_swap: str, reclaim: Reclaim
+) -> None:
     freezing.freeze(layout, SANDBOX)
-    reclaiming.reclaim(layout, SANDBOX)
+    reclaim(layout)
     reclaiming.restrain(layout, SANDBOX)
     advised = refilling.refill(layout, SANDBOX)
     assert advised >= SIZE_MB * MIB, with_swap
@@ -185,10 +241,12 @@ def test_what_went_to_swap_is_read_ahead(layout: Layout, worker: Worker, with_sw
     assert worker.line() == "0"
 
 
-def test_a_running_sandbox_does_not_swap(layout: Layout, worker: Worker, with_swap: str) -> None:
+def test_a_running_sandbox_does_not_swap(
+    layout: Layout, worker: Worker, with_swap: str, reclaim: Reclaim
+) -> None:
     del with_swap
     freezing.freeze(layout, SANDBOX)
-    reclaiming.reclaim(layout, SANDBOX)
+    reclaim(layout)
     reclaiming.restrain(layout, SANDBOX)
     freezing.thaw(layout, SANDBOX)
     worker.ask()

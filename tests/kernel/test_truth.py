@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -107,6 +108,57 @@ def processors(box: Box) -> set[int]:
     }
 
 
+def test_time_begins_with_the_sandbox(node: Node, launcher: Launcher, memory: Path) -> None:
+    for _ in range(2):  # each its own
+        spec = truthful(node, memory)
+        earlier, begun = time.time(), time.clock_gettime(time.CLOCK_BOOTTIME)
+        box = Box(spec, launcher.launch(spec))
+        up, idle = map(float, box.read("/proc/uptime").split())
+        assert 0 <= up <= time.clock_gettime(time.CLOCK_BOOTTIME) - begun
+        assert 0 <= idle <= up
+        # What is said of processes goes by the same clock.
+        started = int(box.read("/proc/1/stat").rpartition(")")[2].split()[19]) / 100
+        assert started <= up
+        (line,) = (s for s in box.read("/proc/stat").splitlines() if s.startswith("btime"))
+        assert int(earlier) - 1 <= int(line.split()[1]) <= time.time()
+        end(box, launcher, node)
+
+
+def test_a_host_is_not_in_the_time_of_its_sandboxes(node: Node, launcher: Launcher) -> None:
+    before = Path("/proc/self/ns/time").readlink()
+    spec = node.spec()
+    box = Box(spec, launcher.launch(spec))
+    assert Path(f"/proc/{box.pid}/ns/time").readlink() != before
+    assert Path(f"/proc/{launcher.process.pid}/ns/time").readlink() == before
+    end(box, launcher, node)
+
+
+def test_the_load_is_its_own(node: Node, launcher: Launcher, memory: Path) -> None:
+    spec = truthful(node, memory)
+    assert spec.meters is not None
+    used = Path(spec.socket).with_name("used")
+    used.write_text("user_usec 0\nsystem_usec 0\n")
+    spec.meters.cpu_time = str(used)
+    box = Box(spec, launcher.launch(spec))
+    averages, processes, last = loads(box)
+    assert averages == [0, 0, 0]
+    running, there = map(int, processes.split("/"))
+    assert 1 <= running <= there <= 16
+    assert last < 1000  # of its own ids, not the host's
+    used.write_text("user_usec 600000000\nsystem_usec 0\n")
+    (one, five, fifteen), _, _ = loads(box)
+    assert one > five > fifteen > 0
+    again, _, later = loads(box)  # nothing was used since
+    assert again[0] <= one
+    assert later > last
+    end(box, launcher, node)
+
+
+def loads(box: Box) -> tuple[list[float], str, int]:
+    *averages, processes, last = box.read("/proc/loadavg").split()
+    return [float(average) for average in averages], processes, int(last)
+
+
 def test_without_meters_nothing_is_mounted(node: Node, launcher: Launcher) -> None:
     spec = node.spec()
     box = Box(spec, launcher.launch(spec))
@@ -134,6 +186,8 @@ def test_everybody_may_read_and_nobody_write(node: Node, launcher: Launcher, mem
         "/proc/cpuinfo",
         "/proc/stat",
         ONLINE,
+        "/proc/uptime",
+        "/proc/loadavg",
     ]
     assert all(line.split()[5].startswith("ro,nosuid,nodev,noexec") for line in shown)
     end(box, launcher, node)

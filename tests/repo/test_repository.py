@@ -105,7 +105,7 @@ def test_the_repository_stands_alone() -> None:
     # Spelled backwards, or this file would be the first finding.
     backwards = (
         "/krow/ /mraf/ yrarbil. pots-erofeb gro.naibed.bed gro.ipyp detsohnohtyp.selif "
-        "sjmpn.yrtsiger oi.setarc.citats"
+        "sjmpn.yrtsiger oi.setarc.citats oi.setarc.xedni gro.gnalog.yxorp gro.gnalog.mus"
     )
     words = re.compile("|".join(re.escape(word[::-1]) for word in backwards.split()))
     found = []

@@ -14,11 +14,32 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from dsec.base.clock import SystemClock
 from dsec.base.errors import CapacityUnavailable, DsecError, NotFound, SandboxGone
-from dsec.base.states import FINAL, SandboxState, StopReason
+from dsec.base.states import FINAL, SandboxState
 from dsec.edge.environment_routes import environment_routes
 from dsec.edge.snapshot_routes import snapshot_routes
-from dsec.kit.http import Handler, LateJson, Ndjson, Route, json_response, make_app, read_body
-from dsec.wire.edge_v1 import PRINCIPAL_HEADER, CreateOnEdge, ImageEvent, ListFilter
+from dsec.edge.trajectory_routes import trajectory_routes
+from dsec.kit.http import (
+    Handler,
+    LateJson,
+    Ndjson,
+    Route,
+    json_response,
+    make_app,
+    read_body,
+    read_query,
+)
+from dsec.wire.edge_v1 import (
+    ASKED,
+    PLAIN,
+    PRINCIPAL_HEADER,
+    PROJECT_HEADER,
+    CreateOnEdge,
+    ImageEvent,
+    ListFilter,
+    PauseOrder,
+    SentTrajectory,
+    StopOrder,
+)
 from dsec.wire.public_v1 import (
     BuildImage,
     ImageProgress,
@@ -27,7 +48,7 @@ from dsec.wire.public_v1 import (
     NodeView,
     PullImage,
 )
-from dsec.wire.sandbox import SandboxView
+from dsec.wire.sandbox import Pause, SandboxView
 from tests.system.fake_environments import FakeEnvironments
 
 S = "/v1/sandboxes/{id}"
@@ -38,6 +59,9 @@ class FakeEdge(FakeEnvironments):
         super().__init__(node)
         self.cpus = cpus
         self.sandboxes: dict[str, SandboxView] = {}
+        self.sent: dict[str, str] = {}
+        """Projects of the trajectories in its store, by sandbox."""
+        self.store_failure: DsecError | None = None
         self.created = 0
         self.refusal: DsecError | None = None
         self.away: DsecError | None = None
@@ -119,27 +143,40 @@ class FakeEdge(FakeEnvironments):
             and (not matching.states or view.state in matching.states)
         ]
 
-    async def stop(self, sandbox: str) -> SandboxView:
+    async def stop(self, sandbox: str, order: StopOrder = ASKED) -> SandboxView:
         view = await self.get(sandbox)
         self.sandboxes[sandbox] = msgspec.structs.replace(
-            view, state=SandboxState.STOPPED, stop_reason=StopReason.REQUESTED
+            view,
+            state=SandboxState.STOPPED,
+            stop_reason=order.reason,
+            stop_detail=order.detail,
         )
         return self.sandboxes[sandbox]
 
-    async def pause(self, sandbox: str) -> SandboxView:
-        return await self._move(sandbox, SandboxState.PAUSED)
+    async def pause(self, sandbox: str, order: PauseOrder = PLAIN) -> SandboxView:
+        return await self._move(sandbox, SandboxState.PAUSED, Pause(at=0.0, held=order.held))
 
     async def resume(self, sandbox: str) -> SandboxView:
         return await self._move(sandbox, SandboxState.RUNNING)
 
-    async def _move(self, sandbox: str, state: SandboxState) -> SandboxView:
+    async def _move(
+        self, sandbox: str, state: SandboxState, pause: Pause | None = None
+    ) -> SandboxView:
         view = await self.get(sandbox)
         if self.refusal:
             raise self.refusal
         if view.state in FINAL:
             raise SandboxGone(f"{sandbox} is over", reason="requested")
-        self.sandboxes[sandbox] = msgspec.structs.replace(view, state=state)
+        self.sandboxes[sandbox] = msgspec.structs.replace(view, state=state, pause=pause)
         return self.sandboxes[sandbox]
+
+    async def sent_trajectory(self, sandbox: str) -> SentTrajectory:
+        await self._reach()
+        if self.store_failure:
+            raise self.store_failure
+        if sandbox not in self.sent:
+            raise NotFound("nothing is known of it", kind="sandbox")
+        return SentTrajectory(sandbox=sandbox, project=self.sent[sandbox])
 
     async def images(self) -> list[ImageView]:
         await self._reach()
@@ -183,10 +220,12 @@ class Handlers:
         return json_response(await self.edge.get(request.path_params["id"]))
 
     async def delete(self, request: Request) -> Response:
-        return json_response(await self.edge.stop(request.path_params["id"]))
+        order = read_query(request, StopOrder)
+        return json_response(await self.edge.stop(request.path_params["id"], order))
 
     async def pause(self, request: Request) -> Response:
-        return json_response(await self.edge.pause(request.path_params["id"]))
+        order = read_query(request, PauseOrder)
+        return json_response(await self.edge.pause(request.path_params["id"], order))
 
     async def resume(self, request: Request) -> Response:
         return json_response(await self.edge.resume(request.path_params["id"]))
@@ -219,6 +258,10 @@ class Handlers:
             yield {"type": "exited"}
 
         return Ndjson(events(), keepalive_s=0.02)
+
+    async def trajectory(self, request: Request) -> Response:
+        allowed = request.headers.get(PROJECT_HEADER, "")
+        return json_response({"told_by": self.edge.node, "allowed": allowed})
 
     async def echo(self, request: Request) -> Response:
         return Response(await request.body(), media_type="application/octet-stream")
@@ -283,6 +326,7 @@ def edge_app(edge: FakeEdge) -> ASGIApp:
         ("POST", f"{S}/commands/stream", h.stream),
         ("PUT", f"{S}/files", h.echo),
         ("GET", f"{S}/headers", h.headers),
+        ("GET", f"{S}/trajectory", h.trajectory),
         ("GET", f"{S}/breaks", h.breaks),
         ("GET", "/edge/v1/node", h.node),
         ("POST", "/edge/v1/sandboxes", h.create),
@@ -300,6 +344,7 @@ def edge_app(edge: FakeEdge) -> ASGIApp:
     routes = [Route(method=m, path=p, handler=handler, summary="") for m, p, handler in table]
     routes += environment_routes(edge)
     routes += snapshot_routes(edge)
+    routes += trajectory_routes(edge)
     return make_app(routes, SystemClock(), extra=[WebSocketRoute(f"{S}/ports/{{port}}", h.port)])
 
 

@@ -83,6 +83,8 @@ NEEDS: dict[str, Permission | None] = {
     "POST S/pause": P.SANDBOX_OPERATE,
     "POST S/resume": P.SANDBOX_OPERATE,
     "PATCH S": P.SANDBOX_OPERATE,
+    "GET S/network": P.SANDBOX_READ,
+    "PUT S/network": P.SANDBOX_OPERATE,
     "POST S/pack": P.SANDBOX_OPERATE,
     "GET S/diff": P.SANDBOX_OPERATE,
     "POST S/fork": P.SANDBOX_OPERATE,

@@ -20,7 +20,7 @@ from dsec.edge.server import make_edge_app
 from dsec.iam.keys import digest_of, mint_key
 from dsec.iam.permissions import OWNER, Permission
 from dsec.iam.principals import Grant, Principal
-from dsec.wire.edge_v1 import CreateOnEdge
+from dsec.wire.edge_v1 import PLAIN, CreateOnEdge, PauseOrder
 from dsec.wire.sandbox import SandboxView
 from tests.system.fake_edge import FakeEdge
 from tests.system.plane import Plane, bearer, control_plane
@@ -264,13 +264,47 @@ async def test_a_node_that_is_away_is_said_to_be_missing() -> None:
         assert (await plane.client.post("/v1/jobs/run/pause")).status_code == 503
 
 
+async def test_nodes_never_heard_of_are_told_of_in_one_item() -> None:
+    fakes = [FakeEdge(), FakeEdge("n002"), FakeEdge("n003")]
+    for fake in fakes[1:]:
+        fake.away = Unavailable("the edge is away")
+    async with control_plane(fakes) as plane:
+        await create(plane)
+        items = await moved(plane, "pause")
+        [missing] = [item for item in items if "error" in item]
+        assert missing["error"]["details"] == {"nodes": 2}
+        assert "2" in missing["error"]["message"]
+
+
+@pytest.mark.parametrize("query", ["job=", "label==x", "label=a=1&label=a=2", "state=bogus"])
+async def test_odd_filters_are_refused(query: str) -> None:
+    async with control_plane([FakeEdge()]) as plane:
+        await create(plane)
+        answer = await plane.client.get(f"/v1/sandboxes?{query}")
+        assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_request")
+
+
+async def test_an_empty_idempotency_key_is_refused() -> None:
+    async with control_plane([FakeEdge()]) as plane:
+        for method, path, body in (
+            ("POST", "/v1/sandboxes", SPEC),
+            ("POST", "/v1/sandboxes:batch", {"spec": SPEC, "count": 1}),
+            ("PUT", "/v1/jobs/run/lease", {}),
+        ):
+            answer = await plane.client.request(
+                method, path, json=body, headers={"Idempotency-Key": ""}
+            )
+            assert (answer.status_code, plane.fakes[0].created) == (400, 0)
+
+
 async def test_what_ends_meanwhile_is_no_failure() -> None:
     class Quick(FakeEdge):
-        async def pause(self, sandbox: str) -> Any:  # type: ignore[explicit-override]
+        @override
+        async def pause(self, sandbox: str, order: PauseOrder = PLAIN) -> SandboxView:
             await self.stop(sandbox)
             if len(self.sandboxes) > 1:
                 del self.sandboxes[sandbox]
-            return await super().pause(sandbox)
+            return await super().pause(sandbox, order)
 
     async with control_plane([Quick()]) as plane:
         for _ in range(2):
@@ -303,6 +337,45 @@ async def test_thirty_sandboxes_of_a_real_edge_pause_resume_and_end_together(
             shown = (await plane.client.get(f"/v1/sandboxes/{other}")).json()
             assert shown["state"] == "running"
         await moved(plane, "reap", job="other")
+
+
+async def test_whose_epoch_is_superseded_is_woken_by_an_explicit_resume_alone(
+    tmp_path: Any,
+) -> None:
+    async with simulated(Node(tmp_path)) as plane, reaping(plane):
+        await hold(plane)
+        old = f"/v1/sandboxes/{(await create(plane)).json()['id']}"
+        await hold(plane, on_superseded="pause")
+
+        async def held() -> bool:
+            return bool((await plane.client.get(old)).json().get("pause", {}).get("held"))
+
+        await until(held)
+        for method, path, body in (
+            ("POST", "/commands/run", {"argv": ["true"]}),
+            ("GET", "/files?path=/etc/passwd", None),
+            ("GET", "/processes", None),
+        ):
+            answer = await plane.client.request(method, old + path, json=body)
+            error = answer.json()["error"]
+            assert (answer.status_code, error["details"]["kind"]) == (409, "held")
+            assert "epoch 1 of job run is superseded: owner has epoch 2" in error["message"]
+        assert (await plane.client.get(f"{old}/usage")).status_code == 200
+        assert (await plane.client.get(old)).json()["state"] == "paused"
+        assert (await plane.client.post(f"{old}/resume")).json()["state"] == "running"
+        ran = await plane.client.post(f"{old}/commands/run", json={"argv": ["true"]})
+        assert ran.json()["exit_code"] == 0
+        await moved(plane, "reap")
+
+
+async def test_what_is_reaped_says_for_whom_and_why(tmp_path: Any) -> None:
+    async with simulated(Node(tmp_path)) as plane:
+        await hold(plane)
+        await create(plane)
+        [item] = await moved(plane, "reap")
+        said = item["sandbox"]["stop_reason"], item["sandbox"]["stop_detail"]
+        assert said == ("reaped", "epoch 1 of job run: owner asked")
+        assert (await plane.client.get(f"/v1/sandboxes/{item['id']}")).json() == item["sandbox"]
 
 
 async def test_what_may_not_be_created_is_not_forked() -> None:

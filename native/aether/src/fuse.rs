@@ -14,13 +14,17 @@ pub(crate) enum File {
     Processors,
     Statistics,
     Online,
+    Uptime,
+    Load,
 }
 
-pub(crate) const FILES: [(File, &str, &str); 4] = [
+pub(crate) const FILES: [(File, &str, &str); 6] = [
     (File::Memory, "meminfo", "/proc/meminfo"),
     (File::Processors, "cpuinfo", "/proc/cpuinfo"),
     (File::Statistics, "stat", "/proc/stat"),
     (File::Online, "online", "/sys/devices/system/cpu/online"),
+    (File::Uptime, "uptime", "/proc/uptime"),
+    (File::Load, "loadavg", "/proc/loadavg"),
 ];
 
 const ROOT: u64 = 1;
@@ -240,7 +244,7 @@ mod tests {
     fn nothing_else_is_there_whatever_is_asked() {
         assert_eq!(error(&ask(opcode::LOOKUP, ROOT, b"../../etc/shadow\0")), Some(-libc::ENOENT));
         assert_eq!(error(&ask(opcode::LOOKUP, ROOT, b"stat")), Some(-libc::EIO));
-        for node in [0, ROOT, FIRST + 4, u64::MAX] {
+        for node in [0, ROOT, FIRST + 6, u64::MAX] {
             assert_eq!(error(&ask(opcode::READ, node, &read_body(0, 1))), Some(-libc::EACCES));
         }
         assert_eq!(error(&ask(opcode::READ, FIRST, &[0; 7])), Some(-libc::EIO));

@@ -13,6 +13,7 @@ mod launch;
 mod serve;
 mod spec;
 mod sys;
+mod write;
 
 use std::process::ExitCode;
 
@@ -21,12 +22,15 @@ fn main() -> ExitCode {
     match args.next().as_deref() {
         Some("launch") => launch::main(args),
         Some("serve") => serve::main(args),
+        Some("write") => write::main(args),
         Some("--version") => {
             sys::io::print_line(env!("CARGO_PKG_VERSION"));
             ExitCode::SUCCESS
         }
         _ => {
-            sys::io::eprint_line("usage: aether launch [--plan] | aether serve | aether --version");
+            sys::io::eprint_line(
+                "usage: aether launch [--plan] | serve | write FILE TEXT PARENT | --version",
+            );
             ExitCode::from(64)
         }
     }

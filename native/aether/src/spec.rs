@@ -33,6 +33,14 @@ impl Meters {
     }
 }
 
+/// A network namespace made beforehand, and who answers DNS in it.
+#[derive(Debug, Clone, Deserialize)]
+pub(crate) struct Network {
+    pub(crate) namespace: String,
+    #[serde(default)]
+    pub(crate) resolvers: Vec<String>,
+}
+
 /// One sandbox to launch; see the Python side for the meaning of each field.
 #[derive(Debug, Clone, Deserialize)]
 pub(crate) struct LaunchSpec {
@@ -58,7 +66,7 @@ pub(crate) struct LaunchSpec {
     #[serde(default)]
     pub(crate) meters: Option<Meters>,
     #[serde(default)]
-    pub(crate) network: String,
+    pub(crate) network: Option<Network>,
     #[serde(default)]
     pub(crate) masked_paths: Vec<String>,
     #[serde(default)]
@@ -67,6 +75,8 @@ pub(crate) struct LaunchSpec {
     pub(crate) capabilities: Vec<String>,
     #[serde(default)]
     pub(crate) seccomp: String,
+    #[serde(default)]
+    pub(crate) seccomp_allow: Vec<String>,
     #[serde(default)]
     pub(crate) no_new_privs: bool,
     #[serde(default)]

@@ -14,12 +14,13 @@ from dsec.base.ids import SandboxId, sandbox_id
 from dsec.control.access import Caller
 from dsec.control.edges import Edges
 from dsec.control.ownership import Ownership
+from dsec.control.trajectories import Trajectories
 from dsec.iam.permissions import Permission
-from dsec.wire.edge_v1 import PRINCIPAL_HEADER
+from dsec.wire.edge_v1 import PRINCIPAL_HEADER, PROJECT_HEADER
 
 PREFIX = "/v1/sandboxes/"
 _CALLER = "dsec.caller"
-_READ_ONLY = frozenset({"", "usage", "processes"})
+_READ_ONLY = frozenset({"", "usage", "processes", "network"})
 _DROPPED = re.compile(rb"authorization|x-api-key|x-dsec-.*|forwarded|x-forwarded-.*")
 """Headers that stop here: keys are none of the edge's business, and `X-Dsec-*` is what the
 platform says to itself."""
@@ -42,6 +43,7 @@ class Gateway:
         self._here = here
         self._authenticator = authenticator
         self._ownership = ownership
+        self._trajectories = Trajectories(edges, ownership)
         self._edges = edges
         self._public = frozenset(public)
         self._check_fork = check_fork
@@ -71,12 +73,17 @@ class Gateway:
         name, _, operation = rest.partition("/")
         sandbox = sandbox_id(name)
         permission = permission_for(scope.get("method", "GET"), operation)
-        await self._ownership.require(caller, permission, sandbox)
-        if operation == "fork":  # it makes sandboxes, besides
-            await self._check_fork(caller, sandbox)
         headers = [h for h in scope["headers"] if not _DROPPED.fullmatch(h[0])]
         headers.append((PRINCIPAL_HEADER.encode(), caller.principal.id.encode()))
-        await self._edges.of(sandbox).forward({**scope, "headers": headers}, receive, send)
+        if operation == "trajectory" and scope.get("method") == "GET":
+            edge, project = await self._trajectories.teller(caller, permission, sandbox)
+            headers.append((PROJECT_HEADER.encode(), project.encode()))
+        else:
+            await self._ownership.require(caller, permission, sandbox)
+            edge = self._edges.of(sandbox)
+        if operation == "fork":  # it makes sandboxes, besides
+            await self._check_fork(caller, sandbox)
+        await edge.forward({**scope, "headers": headers}, receive, send)
 
 
 def _require_plain(scope: Scope) -> None:

@@ -18,6 +18,7 @@
         SandboxGone             410  stopped, expired, failed or lost (details.reason)
         StartFailed             500  it never ran (details.step, .path, .errno)
       DeadlineExceeded        504  may or may not have happened; look before you retry
+        Interrupted           504  the platform was killed at it
       Unavailable             503  retry with the same idempotency key
         DataUnavailable         503  the store does not give data of an environment
       InternalError           500  our bug; carries an incident id
@@ -174,6 +175,12 @@ class DeadlineExceeded(DsecError):
     code = "deadline_exceeded"
     http_status = 504
     exit_status = 75
+
+
+class Interrupted(DeadlineExceeded):
+    """The platform was killed at it, and nobody knows how far it came; look before you ask again."""
+
+    code = "interrupted"
 
 
 class Unavailable(DsecError):

@@ -90,6 +90,22 @@ def command_id(text: str) -> CommandId:
     return CommandId(text)
 
 
+MAX_KEY_LENGTH = 200
+
+
+def idempotency_key(text: str) -> str:
+    """Check a caller's idempotency key.
+
+    Raises:
+        InvalidRequest: it is empty, or over 200 characters.
+    """
+    if not text:
+        raise InvalidRequest("the idempotency key is empty: give one, or leave it out")
+    if len(text) > MAX_KEY_LENGTH:
+        raise InvalidRequest(f"the idempotency key is over {MAX_KEY_LENGTH} characters")
+    return text
+
+
 def mint_session_id() -> SessionId:
     """Make a session id for a caller that gave none."""
     return SessionId(f"ses{_random(12)}")

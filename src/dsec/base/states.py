@@ -28,6 +28,9 @@ class StopReason(enum.StrEnum):
     DIED = "died"  # its first process or its channel ended
     LAUNCH_FAILED = "launch_failed"
     NODE_LOST = "node_lost"  # gone when the edge came back
+    LEASE_LAPSED = "lease_lapsed"  # its job's lease was not renewed in time, and says reap
+    LEASE_SUPERSEDED = "lease_superseded"  # its job has a newer epoch, whose lease says reap
+    REAPED = "reaped"  # with all of its job, because somebody asked
 
 
 S = SandboxState

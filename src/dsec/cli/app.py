@@ -14,6 +14,7 @@ from dsec.cli import (
     inspecting,
     jobs,
     layers,
+    network,
     running,
     sandboxes,
     snapshots,
@@ -74,6 +75,11 @@ snapshot.command("rm")(snapshots.rm)
 snapshot.command("diff")(snapshots.diff)
 app.add_typer(snapshot, name="snapshot", rich_help_panel=STATE)
 
+networks = typer.Typer(help="What sandboxes may reach.", no_args_is_help=True)
+networks.command("show")(network.show)
+networks.command("set")(network.set_rules)
+app.add_typer(networks, name="network", rich_help_panel=STATE)
+
 trace = typer.Typer(
     help="What has happened in sandboxes: `dsec trace SANDBOX` shows it.",
     no_args_is_help=True,
@@ -82,6 +88,7 @@ trace = typer.Typer(
 trace.command("show")(traces.show)
 trace.command("diff")(traces.compare)
 trace.command("replay")(traces.replay)
+trace.command("branch")(traces.branch)
 app.add_typer(trace, name="trace", rich_help_panel=STATE)
 
 job = typer.Typer(help="Jobs: the sandboxes of one run together.", no_args_is_help=True)

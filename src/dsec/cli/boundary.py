@@ -16,6 +16,7 @@ import typer
 
 from dsec.base.errors import (
     CapacityUnavailable,
+    Conflict,
     DsecError,
     InternalError,
     NotFound,
@@ -145,6 +146,8 @@ _OPTIONS = {
     "exclude": "--exclude",
     "exclude[...]": "--exclude",
     "description": "--description",
+    "count": "--count",
+    "op": "--op",
     "ttl_s": "--ttl",
     "init_user": "--user",
     "workdir": "--workdir",
@@ -158,7 +161,8 @@ _OPTIONS = {
 def _in_options(exc: DsecError) -> str:
     """The message, with a field of the request by the name of the option it came from."""
     place = exc.details.get("place")
-    option = _OPTIONS.get(place) if isinstance(place, str) else None
+    # Of one that is created as of one of many, and as of one that is resized.
+    option = _OPTIONS.get(place.removeprefix("spec.")) if isinstance(place, str) else None
     return f"{option}: {exc.message.rpartition(f'{place}: ')[2]}" if option else exc.message
 
 
@@ -184,6 +188,7 @@ _ADVICE: list[tuple[type[DsecError], dict[str, str], str]] = [
         {},
         "`dsec node ls` shows how full it is; `dsec stop` makes room",
     ),
+    (Conflict, {"kind": "held"}, "`dsec resume` has it go on all the same"),
     (NotFound, {"kind": "snapshot"}, "`dsec snapshot ls` shows what there is"),
     (NotFound, {"kind": "job"}, "`dsec job ls` shows what there is"),
     (QuotaExceeded, {}, "`dsec ls` shows what counts; `dsec stop` makes room"),

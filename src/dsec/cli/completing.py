@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 
+from typer import Context
+
 from dsec.base.errors import DsecError
 from dsec.base.states import FINAL, SandboxState
 from dsec.sdk.sync import DSecClient
@@ -32,6 +34,27 @@ def sandboxes(incomplete: str) -> list[tuple[str, str]]:
 def snapshots(incomplete: str) -> list[tuple[str, str]]:
     """Names of snapshots, each with what it says of itself."""
     return _named(incomplete, lambda dsec: ((v.name, v.description) for v in dsec.snapshots.list()))
+
+
+def entries(ctx: Context, incomplete: str) -> list[tuple[str, str]]:
+    """Numbers of the entries of the sandbox named before, each with its operation."""
+    sandbox = str(ctx.params.get("sandbox") or "")
+    return _named(
+        incomplete, lambda dsec: ((str(e.seq), e.op) for e in dsec.trajectory(sandbox, until=MOST))
+    )
+
+
+def rules(incomplete: str) -> list[tuple[str, str]]:
+    """Services that nodes know by name, for network rules, each with what it stands for."""
+    return sorted(set(_named(incomplete, _services)))
+
+
+def _services(dsec: DSecClient) -> Iterator[tuple[str, str]]:
+    for node in dsec.nodes():
+        for entry in node.capabilities:
+            kind, _, name = entry.name.partition(":")
+            if kind == "service" and entry.available:
+                yield name, entry.detail
 
 
 def jobs(incomplete: str) -> list[tuple[str, str]]:

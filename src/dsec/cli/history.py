@@ -57,6 +57,8 @@ def _short(value: object) -> str:
             return f"{size} bytes, sha256 {digest[:12]}"
         case bytes():
             return f"{len(value)} bytes"
+        case dict() if value and all(isinstance(item, bool) for item in value.values()):
+            return " ".join(f"{'+' if allowed else '-'}{rule}" for rule, allowed in value.items())
         case _:
             return str(value)
 
@@ -64,7 +66,7 @@ def _short(value: object) -> str:
 def outcome(entry: Recorded) -> Cell:
     """How it ended, in one word, and its colour."""
     if entry.ended_at is None:
-        return "unfinished", "yellow"
+        return (entry.outcome, "red") if entry.outcome else ("unfinished", "yellow")
     if entry.outcome != "ok":
         return entry.outcome, "red"
     code = entry.result.get("exit_code")

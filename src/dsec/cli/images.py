@@ -76,7 +76,7 @@ async def import_archive(
     """
     if not path.is_file():
         raise InvalidRequest(f"no file {path}")
-    named = name or path.name.split(".")[0]
+    named = path.name.split(".")[0] if name is None else name
     async with client() as dsec:
         await follow(dsec.images.import_archive(path, named), json=json)
 

@@ -47,7 +47,7 @@ async def logs(
                 columns = ["ID", "STATE", "OUTPUT", "COMMAND"]
                 print_table(columns, [_command_row(view) for view in views])
             return 0
-        started = await box.command(command or await _last(box))
+        started = await box.command(await _last(box) if command is None else command)
         if follow:
             return await attach(started, stdin=False, pty=False)
         await replay(started, _write)

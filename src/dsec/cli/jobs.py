@@ -182,7 +182,7 @@ async def lease(
         raise InvalidRequest("--release needs the --epoch to give back, and no --hold")
     terms = Terms(
         job=job,
-        ttl_s=parsing.seconds(ttl) or parsing.LONGEST_S,
+        ttl_s=parsing.must_end(ttl, "--ttl"),
         on_lapse=_policy(on_lapse, "--on-lapse"),
         on_superseded=_policy(on_superseded, "--on-superseded"),
     )

@@ -77,4 +77,22 @@ TraceName = Annotated[
     str | None,
     typer.Option("--trace", metavar="NAME", help="Name of the trace, e.g. the task's."),
 ]
+Allow = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--allow",
+        metavar="RULE",
+        help="What it may reach, e.g. pypi, '*.example.org:443', tcp://10.0.0.0/8; repeatable.",
+        autocompletion=completing.rules,
+    ),
+]
+Deny = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--deny",
+        metavar="RULE",
+        help="What of that it may not; the more specific rule decides. Repeatable.",
+        autocompletion=completing.rules,
+    ),
+]
 Memory = Annotated[str, typer.Option("--memory", "-m", help="E.g. 512M, 4G.")]

@@ -32,13 +32,20 @@ def pairs(items: Sequence[str], what: str) -> dict[str, str]:
 
 
 def environment(items: Sequence[str]) -> dict[str, str]:
-    """`KEY=VALUE`, or `KEY` for the value it has here; one that has none is left out."""
-    full = [
-        item if "=" in item else f"{item}={os.environ[item]}"
-        for item in items
-        if "=" in item or item in os.environ
-    ]
-    return pairs(full, "variable")
+    """`KEY=VALUE`, or `KEY` for the value it has here.
+
+    Raises:
+        InvalidRequest: it has none here, or no name.
+    """
+    return pairs([_with_value(item) for item in items], "variable")
+
+
+def _with_value(item: str) -> str:
+    if not item or "=" in item:
+        return item
+    if item not in os.environ:
+        raise InvalidRequest(f"variable {item!r} has no value here: say {item}=VALUE")
+    return f"{item}={os.environ[item]}"
 
 
 def memory_mb(text: str) -> int:
@@ -91,6 +98,27 @@ def seconds(text: str) -> float | None:
     if total <= 0:
         raise InvalidRequest(f"{text!r} must be more than nothing; for no limit say none")
     return total
+
+
+def at_most(text: str) -> float:
+    """A time as `seconds` has it; `none` is as long as anything may take.
+
+    Raises:
+        InvalidRequest: it is no time span.
+    """
+    return seconds(text) or LONGEST_S
+
+
+def must_end(text: str, option: str) -> float:
+    """A time as `seconds` has it, of what cannot be for ever.
+
+    Raises:
+        InvalidRequest: it is no time span, or `none`.
+    """
+    found = seconds(text)
+    if found is None:
+        raise InvalidRequest(f"{option}: it cannot be {text}: say a time such as 90s, 5m, 1h30m")
+    return found
 
 
 def idle_action(text: str) -> IdleAction:

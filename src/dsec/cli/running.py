@@ -14,6 +14,8 @@ from dsec.cli import parsing
 from dsec.cli.attach import Detached, attach, need_terminal, terminal_size
 from dsec.cli.boundary import client, verb
 from dsec.cli.options import (
+    Allow,
+    Deny,
     Env,
     Group,
     Idle,
@@ -77,10 +79,11 @@ async def run(
     user: User = None,
     workdir: Workdir = None,
     hostname: Annotated[str | None, typer.Option("--hostname", help="Its host name.")] = None,
-    allow: Annotated[
-        list[str] | None, typer.Option(help="Service it may reach, e.g. pypi.")
-    ] = None,
-    deny: Annotated[list[str] | None, typer.Option(help="Service it may not reach.")] = None,
+    allow: Allow = None,
+    deny: Deny = None,
+    network: Annotated[
+        bool, typer.Option("--network", help="A network, though no rule allows anything yet.")
+    ] = False,
     backend: Annotated[str, typer.Option(help="How it is isolated.")] = "container",
     trace: TraceName = None,
     record_trace: Annotated[
@@ -103,9 +106,13 @@ async def run(
       dsec run --rm -it debian -- bash
 
       dsec run --workspace sphinx-9658 --toolkit agent:v3 debian
+
+      dsec run --allow pypi --allow '*.example.org:443' debian
+
+    What a rule may be: dsec network set --help.
     """
     command = parsing.command(words or [])
-    if not command and not entrypoint and (rm or stdin or tty or timeout):
+    if not command and not entrypoint and (rm or stdin or tty or timeout is not None):
         raise InvalidRequest("--rm, -i, -t and --timeout need a command")
     if tty:
         need_terminal()
@@ -120,6 +127,7 @@ async def run(
         ttl_running_stop=parsing.seconds(ttl),
         max_lifetime_s=parsing.seconds(lifetime),
         network_rules=parsing.network(allow or [], deny or []),
+        network=network,
         init_user=user,
         workdir=workdir,
         env=parsing.environment(env or []),
@@ -135,7 +143,7 @@ async def run(
         group=group,
     )
     async with client() as dsec:
-        sandbox = await dsec.run_container(args, timeout=parsing.seconds(wait) or LONGEST_S)
+        sandbox = await dsec.run_container(args, timeout=parsing.at_most(wait))
         for warning in sandbox.warnings:
             note(f"warning: {warning}")
         if not command and not entrypoint:
@@ -188,7 +196,7 @@ async def execute(
                 user=user,
                 cwd=workdir,
                 env=parsing.environment(env or []),
-                timeout=parsing.seconds(timeout) if timeout else None,
+                timeout=None if timeout is None else parsing.at_most(timeout),
             )
             typer.echo(started.id)
             return 0
@@ -225,7 +233,7 @@ async def shell(
     async with client() as dsec:
         box = await dsec.get(sandbox)
         size = terminal_size()
-        if command:
+        if command is not None:
             started = await box.command(command)
             await started.resize(size.rows, size.cols)
         else:
@@ -281,7 +289,7 @@ async def _execute(
         user=user,
         cwd=workdir,
         env=_terminal_env() | given if tty else given,
-        timeout=parsing.seconds(timeout) if timeout else (LONGEST_S if tty else None),
+        timeout=(LONGEST_S if tty else None) if timeout is None else parsing.at_most(timeout),
     )
     try:
         return await attach(started, stdin=stdin, pty=tty)

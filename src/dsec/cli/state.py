@@ -282,7 +282,7 @@ async def restore(
             step=step,
             group=group,
         )
-        limit = parsing.seconds(wait) or parsing.LONGEST_S
+        limit = parsing.at_most(wait)
         with counting(f"restoring {name}", count) as advance:
             async with dsec.run_containers(args, count, limit) as batch:
                 made, failed = await _sorted(batch, advance)

@@ -1,4 +1,4 @@
-"""Verbs about what has happened in sandboxes: trace, trace diff, trace replay."""
+"""Verbs about what has happened in sandboxes: trace, trace diff, trace replay, trace branch."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from typer.core import TyperGroup
 from typing_extensions import override
 
 from dsec.base.errors import InvalidRequest
-from dsec.cli import completing, history
+from dsec.cli import completing, history, parsing
 from dsec.cli.boundary import client, verb
-from dsec.cli.options import Json, SandboxId
+from dsec.cli.options import Json, Labels, SandboxId
 from dsec.cli.output import Cell, note, print_json, print_json_line
 from dsec.cli.progress import waiting
 from dsec.kit.blocking import in_thread
@@ -206,3 +206,59 @@ async def replay(
         if keep:
             typer.echo(again.sandbox.id)
     return DIVERGED if any(step.kind != "same" for step in compared) else 0
+
+
+@verb
+async def branch(
+    sandbox: SandboxId,
+    *,
+    step: Annotated[
+        int,
+        typer.Option(
+            "--step",
+            metavar="SEQ",
+            help="Last entry to be in it.",
+            min=1,
+            autocompletion=completing.entries,
+        ),
+    ],
+    label: Labels = None,
+    allow_divergence: Annotated[
+        bool,
+        typer.Option("--allow-divergence", help="Keep it although something came out otherwise."),
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Make a sandbox as one was after a step, also when that is over; print its id.
+
+    It begins with the nearest snapshot of that sandbox, or as it began, and what was recorded from
+    there to the step is done again. Where that diverges it is stopped, and this fails.
+
+    Examples:
+      dsec trace branch sbx... --step 41
+
+      dsec trace branch sbx... --step 41 -l try=b --allow-divergence
+    """
+    labels = None if label is None else parsing.pairs(label, "label")
+    async with client() as dsec:
+        with waiting(f"branching {sandbox} at {step}"):
+            made = await dsec.branch(sandbox, step, labels=labels, strict=not allow_divergence)
+    if made.cleaned:
+        note(f"{made.snapshot} was packed without residue (dsec pack --help): that is missing")
+    begun = f"snapshot {made.snapshot}" if made.snapshot else "its own beginning"
+    note(f"begun with {begun}, step {made.start}; {len(made.steps)} steps done again")
+    for parted in made.divergences:
+        note(f"diverged: {parted}")
+    if json:
+        print_json(
+            {
+                "sandbox": made.sandbox.id,
+                "snapshot": made.snapshot,
+                "start": made.start,
+                "steps": made.steps,
+                "left": made.left,
+                "divergences": made.divergences,
+            }
+        )
+    else:
+        typer.echo(made.sandbox.id)

@@ -84,7 +84,7 @@ class Jobs:
         """
         caller.require(RIGHTS[verb], caller.project)
         members, _ = await self._look(caller.project, job)
-        orders = orders_for(members.views, verb)
+        orders = orders_for(members.views, verb, caller.principal.id)
         async with carried_out(self._edges, orders, _missing(members)) as items:
             yield items
 
@@ -118,5 +118,7 @@ def job_view(
 def _missing(members: Members) -> list[JobItem]:
     """What is not known of a job because nodes do not answer."""
     away = [Unavailable(f"node {node} does not answer", node=node) for node in members.silent]
-    away += [Unavailable("a node has not been heard of yet")] * members.unheard
+    if members.unheard:  # in one item: they have no names that would tell several apart
+        said = f"nodes that have not been heard of yet: {members.unheard}"
+        away.append(Unavailable(said, nodes=members.unheard))
     return [JobItem(id="", error=error_body(exc).error) for exc in away]

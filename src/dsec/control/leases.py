@@ -13,7 +13,7 @@ import msgspec
 
 from dsec.base.clock import Clock
 from dsec.base.errors import Conflict, Detail, InvalidRequest
-from dsec.base.ids import ProjectId
+from dsec.base.ids import ProjectId, idempotency_key
 from dsec.control.access import Caller
 from dsec.control.forgetting import forget_hourly
 from dsec.iam.permissions import Permission
@@ -23,7 +23,6 @@ from dsec.wire.sandbox import SandboxSpec
 
 KEPT_S = 90 * 86400.0
 """A job's epoch is remembered for this long after its last holder; then they begin at 1 again."""
-MAX_KEY_LENGTH = 200
 
 
 class LeaseBook(Protocol):
@@ -172,14 +171,12 @@ class Leases:
 
 
 def checked_key(key: str) -> str:
-    """An idempotency key, if it is not too long.
+    """An idempotency key, or "" for none.
 
     Raises:
-        InvalidRequest: it is.
+        InvalidRequest: it is too long.
     """
-    if len(key) > MAX_KEY_LENGTH:
-        raise InvalidRequest(f"the idempotency key is over {MAX_KEY_LENGTH} characters")
-    return key
+    return idempotency_key(key) if key else ""
 
 
 def _in_force(lease: Lease, epoch: int) -> bool:

@@ -5,28 +5,38 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Literal, assert_never
+from typing import Literal, NamedTuple, assert_never
 
 import anyio
 import anyio.abc
 
 from dsec.base.errors import DeadlineExceeded, DsecError, NotFound, SandboxGone
 from dsec.base.ids import NodeId, ProjectId, SandboxId, sandbox_id
-from dsec.base.states import FINAL, SandboxState
+from dsec.base.states import FINAL, SandboxState, StopReason
 from dsec.control.edges import Edges
 from dsec.control.listing import ask_all
 from dsec.kit.http import error_body
-from dsec.wire.edge_v1 import EdgeApi, ListFilter
+from dsec.wire.edge_v1 import EdgeApi, ListFilter, PauseOrder, StopOrder
 from dsec.wire.public_v1 import JobItem
 from dsec.wire.sandbox import SandboxView
 
 Verb = Literal["pause", "resume", "reap"]
-Order = tuple[SandboxId, Verb]
 
 AT_ONCE = 32
 """Sandboxes of one job in work at a time: a job of thousands must not starve single requests."""
 ACT_TIMEOUT_S = 300.0
 LIVE = [state.value for state in SandboxState if state not in FINAL]
+
+
+class Order(NamedTuple):
+    """One thing to be done to a sandbox."""
+
+    sandbox: SandboxId
+    verb: Verb
+    reason: StopReason = StopReason.REAPED
+    """Why it is over, if it is to be stopped."""
+    why: str = ""
+    """The same in words; of a pause, why only an explicit resume ends it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +85,8 @@ async def carried_out(
 
     async def worker(done: anyio.abc.ObjectSendStream[JobItem]) -> None:
         async with done:
-            for sandbox, verb in pending:
-                await done.send(await _item(edges, sandbox, verb))
+            for order in pending:
+                await done.send(await _item(edges, order))
 
     async def known(done: anyio.abc.ObjectSendStream[JobItem]) -> None:
         async with done:
@@ -92,34 +102,43 @@ async def carried_out(
         group.cancel_scope.cancel()
 
 
-def orders_for(views: Sequence[SandboxView], verb: Verb) -> list[Order]:
-    """The same for all of them."""
-    return [(sandbox_id(view.id), verb) for view in views]
+def orders_for(views: Sequence[SandboxView], verb: Verb, by: str) -> list[Order]:
+    """The same for all of them, as somebody asks."""
+    if verb != "reap":
+        return [Order(sandbox_id(view.id), verb) for view in views]
+    return [Order(sandbox_id(view.id), verb, why=f"{whose(view)}: {by} asked") for view in views]
 
 
-async def _item(edges: Edges, sandbox: SandboxId, verb: Verb) -> JobItem:
+def whose(view: SandboxView) -> str:
+    """The job and the epoch a sandbox is of, in words."""
+    return f"epoch {view.epoch} of job {view.job}" if view.epoch else f"job {view.job}"
+
+
+async def _item(edges: Edges, order: Order) -> JobItem:
+    sandbox = order.sandbox
     try:
         api = edges.of(sandbox).api
         with anyio.fail_after(ACT_TIMEOUT_S):
-            return JobItem(id=sandbox, sandbox=await _act(api, sandbox, verb))
+            return JobItem(id=sandbox, sandbox=await _act(api, order))
     except TimeoutError:
-        late = DeadlineExceeded(f"{verb} of {sandbox} took over {ACT_TIMEOUT_S:.0f} s")
+        late = DeadlineExceeded(f"{order.verb} of {sandbox} took over {ACT_TIMEOUT_S:.0f} s")
         return JobItem(id=sandbox, error=error_body(late).error)
     except DsecError as exc:
         return JobItem(id=sandbox, error=error_body(exc).error)
 
 
-async def _act(api: EdgeApi, sandbox: SandboxId, verb: Verb) -> SandboxView | None:
+async def _act(api: EdgeApi, order: Order) -> SandboxView | None:
+    sandbox = order.sandbox
     try:
-        match verb:
+        match order.verb:
             case "pause":
-                return await api.pause(sandbox)
+                return await api.pause(sandbox, PauseOrder(held=order.why))
             case "resume":
                 return await api.resume(sandbox)
             case "reap":
-                return await api.stop(sandbox)
+                return await api.stop(sandbox, StopOrder(reason=order.reason, detail=order.why))
             case _:
-                assert_never(verb)
+                assert_never(order.verb)
     except (SandboxGone, NotFound) as exc:
         return await _over(api, sandbox, exc)
 

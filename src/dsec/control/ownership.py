@@ -35,6 +35,10 @@ class Ownership:
         """Whether that sandbox is known to have been made."""
         return sandbox in self._projects
 
+    def recall(self, sandbox: SandboxId) -> ProjectId | None:
+        """The project of a sandbox, if its edge has told this process and it is remembered."""
+        return self._projects.get(sandbox)
+
     async def project_of(self, sandbox: SandboxId) -> ProjectId:
         """The project a sandbox belongs to.
 

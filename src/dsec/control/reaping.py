@@ -18,10 +18,10 @@ import anyio.abc
 from dsec.base.clock import Clock
 from dsec.base.errors import DsecError, Unsupported
 from dsec.base.ids import ProjectId, sandbox_id
-from dsec.base.states import SandboxState
+from dsec.base.states import SandboxState, StopReason
 from dsec.control.edges import Edges
 from dsec.control.leases import LeaseBook
-from dsec.control.members import Order, carried_out, find_members
+from dsec.control.members import Order, carried_out, find_members, whose
 from dsec.control.patience import Patience
 from dsec.control.sandboxes import CREATE_TIMEOUT_S
 from dsec.store.records import Lease
@@ -41,6 +41,8 @@ RETRY_S = 5.0
 JOBS_AT_ONCE = 8
 
 Place = tuple[ProjectId, str]
+Paused = tuple[str, float]
+"""A sandbox, and since when what it was paused for is owed."""
 
 
 class Reaper:
@@ -53,8 +55,8 @@ class Reaper:
         self._patience = Patience(clock)
         self._jobs = anyio.Semaphore(JOBS_AT_ONCE)
         self._in_hand: set[Place] = set()
-        self._paused: dict[Place, set[str]] = {}
-        """What was paused once: whoever uses it since may, while late ones are looked for."""
+        self._paused: dict[Place, set[Paused]] = {}
+        """What was paused once: whoever wakes it since may, while late ones are looked for."""
         self._wake = anyio.Event()
         self._until = math.inf
 
@@ -155,22 +157,20 @@ class Reaper:
         return done
 
     def _orders(self, lease: Lease, views: list[SandboxView]) -> list[Order]:
-        before: AbstractSet[str] = self._paused.get((lease.project, lease.job), frozenset())
-        orders: list[Order] = []
-        for view in views:
-            match owed(lease, view):
-                case "reap":
-                    orders.append((sandbox_id(view.id), "reap"))
-                case "pause" if view.id not in before and view.state is not SandboxState.PAUSED:
-                    orders.append((sandbox_id(view.id), "pause"))
-                case _:
-                    pass
-        return orders
+        before: AbstractSet[Paused] = self._paused.get((lease.project, lease.job), frozenset())
+        orders = ((view, ordered(lease, view)) for view in views)
+        return [
+            order
+            for view, order in orders
+            if order is not None and (order.verb == "reap" or _paused(lease, view) not in before)
+        ]
 
     def _note(self, lease: Lease, item: JobItem) -> bool:
         """Remember and tell what an order has come to; whether there is nothing more to do."""
         if item.error is None:
-            self._paused.setdefault((lease.project, lease.job), set()).add(item.id)
+            if item.sandbox is not None:
+                seen = self._paused.setdefault((lease.project, lease.job), set())
+                seen.add(_paused(lease, item.sandbox))
             logger.info("nobody holds its epoch", extra=_about(lease, sandbox_id=item.id))
             return True
         logger.warning(
@@ -199,6 +199,35 @@ def owed(lease: Lease, view: SandboxView) -> LeasePolicy | None:
     if lease.lapsing and view.epoch == lease.epoch:
         return lease.on_lapse
     return None
+
+
+def ordered(lease: Lease, view: SandboxView) -> Order | None:
+    """What has to be ordered for that; None = nothing, or it is so already."""
+    superseded, sandbox = view.epoch < lease.epoch, sandbox_id(view.id)
+    why = _why(lease, view, superseded=superseded)
+    match owed(lease, view):
+        case "reap":
+            reason = StopReason.LEASE_SUPERSEDED if superseded else StopReason.LEASE_LAPSED
+            return Order(sandbox, "reap", reason, why)
+        case "pause" if superseded:
+            # Its own people would wake it by any request, and they do not know yet.
+            is_held = view.pause is not None and view.pause.held
+            return None if is_held else Order(sandbox, "pause", why=why)
+        case "pause" if view.state is not SandboxState.PAUSED:
+            return Order(sandbox, "pause")
+        case _:
+            return None
+
+
+def _paused(lease: Lease, view: SandboxView) -> Paused:
+    superseded = view.epoch < lease.epoch
+    return view.id, (lease.taken_at if superseded else lease.lapsed_at or 0.0)
+
+
+def _why(lease: Lease, view: SandboxView, *, superseded: bool) -> str:
+    if superseded:
+        return f"{whose(view)} is superseded: {lease.holder} has epoch {lease.epoch}"
+    return f"{whose(view)} has lapsed: {lease.holder} did not renew it in time"
 
 
 def looked(lease: Lease, began: float, now: float, patience: float, *, done: bool) -> Lease:

@@ -16,7 +16,17 @@ import msgspec
 
 from dsec.base.errors import DsecError, Unavailable, error_from
 from dsec.kit.generators import closing
-from dsec.wire.edge_v1 import CreateOnEdge, ImageEvent, LayerEvent, ListFilter
+from dsec.wire.edge_v1 import (
+    ASKED,
+    PLAIN,
+    CreateOnEdge,
+    ImageEvent,
+    LayerEvent,
+    ListFilter,
+    PauseOrder,
+    SentTrajectory,
+    StopOrder,
+)
 from dsec.wire.public_v1 import (
     BuildImage,
     CollectReport,
@@ -155,14 +165,15 @@ class HttpEdge:
         """Look at all that match, newest first."""
         return await self._call("POST", "sandboxes:list", list[SandboxView], matching)
 
-    async def stop(self, sandbox: str) -> SandboxView:
+    async def stop(self, sandbox: str, order: StopOrder = ASKED) -> SandboxView:
         """Stop it and wait until nothing of it is left. Raises NotFound."""
-        return await self._call("DELETE", f"sandboxes/{quote(sandbox, safe='')}", SandboxView)
+        path, query = f"sandboxes/{quote(sandbox, safe='')}", msgspec.to_builtins(order)
+        return await self._call("DELETE", path, SandboxView, query=query)
 
-    async def pause(self, sandbox: str) -> SandboxView:
+    async def pause(self, sandbox: str, order: PauseOrder = PLAIN) -> SandboxView:
         """Freeze it and take back its memory. Raises NotFound, SandboxGone."""
-        path = f"sandboxes/{quote(sandbox, safe='')}/pause"
-        return await self._call("POST", path, SandboxView)
+        path, query = f"sandboxes/{quote(sandbox, safe='')}/pause", msgspec.to_builtins(order)
+        return await self._call("POST", path, SandboxView, query=query)
 
     async def resume(self, sandbox: str) -> SandboxView:
         """Have it go on. Raises NotFound, SandboxGone, CapacityUnavailable."""
@@ -233,6 +244,10 @@ class HttpEdge:
         """Remove from the store what nothing refers to. Raises Unsupported."""
         query = {"dry_run": "true" if dry_run else "false"}
         return await self._call("POST", "store/collect", CollectReport, query=query)
+
+    async def sent_trajectory(self, sandbox: str) -> SentTrajectory:
+        """Of one that is over, as the store has it. Raises NotFound, DataUnavailable."""
+        return await self._call("GET", f"trajectories/{quote(sandbox, safe='')}", SentTrajectory)
 
     async def snapshots(self, project: str) -> list[SnapshotView]:
         """Snapshots of a project that can be had there."""

@@ -93,7 +93,10 @@ def checked(spec: CommandSpec, image: ImageView) -> CommandSpec:
         raise InvalidRequest("a command has either argv or shell")
     if spec.argv is not None and not (spec.argv and spec.argv[0]):
         raise InvalidRequest("argv names no program")
-    spec.command_id = command_id(spec.command_id) if spec.command_id else mint_command_id()
+    if spec.session is not None:
+        session_id(spec.session)
+    given = spec.command_id
+    spec.command_id = mint_command_id() if given is None else command_id(given)
     return spec
 
 
@@ -198,7 +201,8 @@ async def events(
 
 async def open_session(owner: Owner, spec: SessionSpec) -> SessionView:
     """Open a persistent shell."""
-    spec.session_id = session_id(spec.session_id) if spec.session_id else mint_session_id()
+    given = spec.session_id
+    spec.session_id = mint_session_id() if given is None else session_id(given)
     return await _ask(owner, "session_open", msgspec.to_builtins(spec), _session)
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from dsec.edge.admission import AdmissionLimits
+from dsec.edge.network.services import Services
 from dsec.edge.uid_runs import FIRST
 from dsec.images.store.interface import BlobStore
 
@@ -28,3 +29,5 @@ class EdgeConfig:
     """Of the program, for `describe`."""
     store: BlobStore | None = None
     """Shared with other nodes; trajectories of ended sandboxes go there."""
+    services: Services = field(default_factory=lambda: Services.of({}))
+    """What network rules may name here."""

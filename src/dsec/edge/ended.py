@@ -31,6 +31,11 @@ class Ended:
         """One, if it is remembered."""
         return self._views.get(sandbox)
 
+    def project_of(self, sandbox: str) -> str | None:
+        """Whose it was, if it is remembered."""
+        view = self._views.get(sandbox)
+        return view.project if view else None
+
     def all(self) -> list[SandboxView]:
         """All, oldest first."""
         return list(self._views.values())

@@ -3,7 +3,9 @@
     <state>/histories/<project>/<name>/<sandbox>.<step>
 
 A sandbox restored from the snapshot begins with these entries as its own. They are on the node that
-packed it; elsewhere a restored sandbox begins with none. Blocks: call it in threads.
+packed it; elsewhere a restored sandbox begins with none. What they may take of the disk is bounded,
+and a snapshot whose history has no room is refused: without, it would restore as another sandbox
+than was packed. Blocks: call it in threads.
 """
 
 from __future__ import annotations
@@ -11,6 +13,8 @@ from __future__ import annotations
 import contextlib
 import logging
 import shutil
+import threading
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from urllib.parse import quote, unquote
@@ -25,8 +29,47 @@ logger = logging.getLogger("dsec.edge.histories")
 
 MAX_COPIES_BYTES = 8 << 30
 """Of trajectories, for all the children of one fork."""
+MAX_BYTES = 16 << 30
+"""Of all histories on a node."""
+MAX_PROJECT_BYTES = MAX_BYTES // 2
+"""Of those of one project, so that it leaves room for the others."""
 TRAJECTORY = "trajectory"
 """Of a sandbox, in its own directory."""
+
+
+class Taken:
+    """Bytes that are taken, by project. For any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._bytes: Counter[str] = Counter()
+
+    def add(self, project: str, size: int) -> None:
+        """There are as many more, or fewer."""
+        with self._lock:
+            self._bytes[project] += size
+            if not self._bytes[project]:
+                del self._bytes[project]
+
+    def claim(self, project: str, size: int) -> None:
+        """Take some.
+
+        Raises:
+            StorageFull: that would be too many.
+        """
+        with self._lock:
+            self._check(self._bytes[project] + size, MAX_PROJECT_BYTES, f"of project {project}")
+            self._check(self._bytes.total() + size, MAX_BYTES, "of all projects")
+            self._bytes[project] += size
+
+    @staticmethod
+    def _check(needed: int, room: int, whose: str) -> None:
+        if needed > room:
+            raise StorageFull(
+                f"what had happened before the snapshots {whose} would take {needed >> 20} MiB on "
+                f"this node, and {room >> 20} MiB may be: remove snapshots that are not needed",
+                needed_bytes=needed,
+            )
 
 
 class Histories:
@@ -34,12 +77,16 @@ class Histories:
 
     def __init__(self, state: Path) -> None:
         self._root = state / "histories"
+        self._taken = Taken()
 
     def prepare(self) -> None:
-        """Make the directory, and drop what a crash left half written."""
+        """Make the directory, drop what a crash left half written, and see how much there is."""
         self._root.mkdir(mode=0o700, exist_ok=True)
         for scratch in self._root.glob(".*"):
             scratch.unlink(missing_ok=True)
+        self._taken = Taken()
+        for file in self._root.glob("[!.]*/*/*"):
+            self._taken.add(unquote(file.parents[1].name), file.stat().st_size)
 
     def scratch(self, name: str) -> Path:
         """Where the history of a fork under way is; no snapshot's."""
@@ -50,6 +97,7 @@ class Histories:
 
         Raises:
             OSError: it cannot be written. FileNotFoundError: the trajectory is not there any more.
+            StorageFull: histories would take more than they may.
         """
         target = self._directory(project, name) / f"{sandbox}.{step}"
         if target.exists():
@@ -58,16 +106,31 @@ class Histories:
         try:
             copy_history(trajectory, step, unfinished)
             if step:
-                target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-                unfinished.replace(target)
+                self._put(unfinished, project, target)
         finally:
             unfinished.unlink(missing_ok=True)
         return True
 
+    def _put(self, unfinished: Path, project: str, target: Path) -> None:
+        size = unfinished.stat().st_size
+        self._taken.claim(project, size)
+        try:
+            target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            unfinished.replace(target)
+        except OSError:
+            self._taken.add(project, -size)
+            raise
+
+    def _remove(self, project: str, file: Path) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            size = file.stat().st_size
+            file.unlink()
+            self._taken.add(project, -size)
+
     def drop(self, facts: SnapshotFacts) -> None:
         """Remove what was kept for a snapshot that was not made after all."""
         directory = self._directory(facts.project, facts.name)
-        (directory / f"{facts.sandbox}.{facts.step}").unlink(missing_ok=True)
+        self._remove(facts.project, directory / f"{facts.sandbox}.{facts.step}")
         self._tidy(directory)
 
     def find(self, snapshot: SnapshotView) -> Path | None:
@@ -80,7 +143,7 @@ class Histories:
         directory = self._directory(project, name)
         for file in [*directory.iterdir()] if directory.exists() else []:
             if but is None or file.name != _file(but):
-                file.unlink(missing_ok=True)
+                self._remove(project, file)
         self._tidy(directory)
 
     @staticmethod

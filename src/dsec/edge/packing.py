@@ -28,6 +28,7 @@ from dsec.edge.images import Images, Packing, SnapshotFacts
 from dsec.edge.lifecycle.owner import Owner
 from dsec.edge.recording import Recording
 from dsec.images import disk
+from dsec.images.residue import check_excludes
 from dsec.kit.blocking import in_thread
 from dsec.kit.flights import Flights
 from dsec.wire.sandbox import DiffEntry, Pack, SnapshotView
@@ -78,9 +79,10 @@ class Packer:
         Raises:
             SandboxGone: it is over. Unsupported: it has no writable layer to pack.
             Conflict: the project has a snapshot of that name.
-            StorageFull: no room; nothing is left of it.
+            InvalidRequest: an odd glob. StorageFull: no room; nothing is left of it.
         """
         begun = self._clock.monotonic()
+        check_excludes(wanted.exclude)
         await self._check_name(owner.record.project, wanted.name)
         async with self.taken(owner, wanted) as taken:
             view = await self._kept(owner, wanted, principal, taken)

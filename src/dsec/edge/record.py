@@ -80,25 +80,33 @@ class SandboxRecord(Struct, frozen=True, kw_only=True):
         )
 
 
-class Resized(Struct, frozen=True, kw_only=True):
-    """What has come in place of a record's limits; a record itself never changes."""
+class Changed(Struct, frozen=True, kw_only=True):
+    """What has come in place of a part of a record; a record itself never changes."""
 
     limits: Limits
     qos: QosClass
+    network_rules: dict[str, bool] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
-    before: Resized | None = None
+    before: Changed | None = None
     """What it had, until these are known to hold."""
 
     def over(self, record: SandboxRecord) -> SandboxRecord:
         """The record with these."""
-        spec = msgspec.structs.replace(record.spec, limits=self.limits, qos=self.qos)
+        spec = msgspec.structs.replace(
+            record.spec, limits=self.limits, qos=self.qos, network_rules=self.network_rules
+        )
         return msgspec.structs.replace(record, spec=spec, warnings=self.warnings)
 
 
-def limits_of(record: SandboxRecord) -> Resized:
+def changeable(record: SandboxRecord) -> Changed:
     """What a record says now of what can change."""
     spec = record.spec
-    return Resized(limits=spec.limits, qos=spec.qos, warnings=record.warnings)
+    return Changed(
+        limits=spec.limits,
+        qos=spec.qos,
+        network_rules=spec.network_rules,
+        warnings=record.warnings,
+    )
 
 
 def read_record(data: bytes) -> SandboxRecord:

@@ -67,6 +67,7 @@ class Recording:
         "_kept",
         "_owner",
         "_unwritten",
+        "before",
         "heard",
         "hearing",
         "index",
@@ -86,6 +87,9 @@ class Recording:
         self._unwritten = False
         """Whether an end could not be written."""
         self.index = index
+        self.before = index.last
+        """The last operation of former lives of the edge: of those without an end, only commands can
+        be going on. Nobody was at one of this life when it was read, or it would not have been."""
         self.turns = Flights()
         """One thing at a time under an idempotency key."""
         self.heard: AetherChannel | None = None

@@ -84,12 +84,28 @@ class RequestBody:
 
 
 class Answer:
-    """An answer on its way out (ASGI send). `over` is awaited before its last byte leaves."""
+    """An answer on its way out (ASGI send)."""
 
-    def __init__(self, send: Send, media_type: str, over: Callable[[], Awaitable[None]]) -> None:
+    def __init__(
+        self,
+        send: Send,
+        media_type: str,
+        over: Callable[[], Awaitable[None]],
+        *,
+        tells: bool = False,
+    ) -> None:
+        """Pass an answer on.
+
+        Args:
+            send: to whom.
+            media_type: of an answer that is no error.
+            over: awaited before its last byte leaves.
+            tells: its lines tell of sandboxes made; others are not looked into.
+        """
         self._send = send
         self._media_type = media_type
         self._over = over
+        self._tells = tells
         self._start: Message | None = None
         self._kept = bytearray()
         self._size = 0
@@ -115,7 +131,8 @@ class Answer:
     def _keep(self, data: bytes) -> None:
         self._size += len(data)
         if self._media_type == NDJSON and self.status < FAILURE:
-            self._children += _children(data)
+            if self._tells:
+                self._children += _children(data)
             self._last = _last_line(data) or self._last
         elif self._kept_whole and len(self._kept) + len(data) <= ANSWER_BYTES:
             self._kept += data

@@ -117,7 +117,7 @@ class RecordedCommands:
         self, owner: Owner, command: str, charge: Charge | None = None
     ) -> CommandResult:
         """Wait for a command's end. Raises NotFound."""
-        recording = await self._of(owner)
+        recording = await self.of(owner)
         if recorded := await recording.recorded(COMMAND, command):
             return await self._fuller(owner, _result(*recorded), charge)
         place = recording.index.find(COMMAND, command)
@@ -128,7 +128,7 @@ class RecordedCommands:
 
     async def view(self, owner: Owner, command: str) -> CommandView:
         """Look at a command, also at one that aether has forgotten. Raises NotFound."""
-        recording = await self._of(owner)
+        recording = await self.of(owner)
         try:
             return await commands.view(owner, command)
         except NotFound:
@@ -140,7 +140,7 @@ class RecordedCommands:
         self, owner: Owner, command: str, stdout_from: int | None, stderr_from: int | None
     ) -> AsyncGenerator[CommandEvent, None]:
         """What a command says, from given offsets (None = from now). Raises NotFound."""
-        recording = await self._of(owner)
+        recording = await self.of(owner)
         said = commands.events(owner, command, stdout_from, stderr_from)
         async with contextlib.aclosing(said):
             try:
@@ -153,7 +153,8 @@ class RecordedCommands:
                 for event in _events(_result(*recorded), stdout_from, stderr_from):
                     yield event
 
-    async def _of(self, owner: Owner) -> Recording:
+    async def of(self, owner: Owner) -> Recording:
+        """A sandbox's trajectory, with the ends of what runs asked for. Raises SandboxGone."""
         recording = await self._recordings.of(owner)
         if recording.heard is not owner.channel and owner.channel is not None:
             recording.heard = owner.channel
@@ -163,7 +164,7 @@ class RecordedCommands:
 
     async def _begin(self, owner: Owner, spec: CommandSpec, principal: str) -> _Run:
         """Find a command, or record that it begins."""
-        recording = await self._of(owner)
+        recording = await self.of(owner)
         command = spec.command_id or ""
         facts = msgspec.to_builtins(spec)
         del facts["command_id"]

@@ -5,7 +5,12 @@ Commands are recorded by themselves (`recording_commands`); a look from outside 
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from dsec.base.errors import InvalidRequest
+from dsec.edge.lives import CREATE, OVER
+from dsec.trajectory.index import COMMAND
 
 S = "/v1/sandboxes/{id}"
 E = "/edge/v1/sandboxes/{id}"
@@ -18,12 +23,18 @@ class Op(NamedTuple):
     name: str
     again: bool = True
     """Whether it may be done a second time when nobody knows how the first one ended."""
+    once_with: str = ""
+    """The argument, true or false, with which it may not although it may without."""
     replayed: bool = True
     """Whether a repeat under its idempotency key is answered from the record. One that is not has
     its own way of doing the same thing once, or changes nothing."""
     claims: bool = False
     """Whether the `key` in its body is its own: what is not replayed is done again under the same key,
     but for the same request only."""
+
+    def may_repeat(self, args: Mapping[str, Any]) -> bool:
+        """Whether a request may be done a second time when nobody knows how the first one ended."""
+        return self.again and str(args.get(self.once_with, "")).lower() not in ("true", "1")
 
 
 STOP, PAUSE, RESUME = Op("stop", replayed=False), Op("pause"), Op("resume")
@@ -35,7 +46,7 @@ OPS = {
     ("POST", f"{S}/sessions"): Op("session.open"),
     ("DELETE", f"{S}/sessions/{{sid}}"): Op("session.close"),
     ("GET", f"{S}/files"): Op("file.read", replayed=False),
-    ("PUT", f"{S}/files"): Op("file.write"),
+    ("PUT", f"{S}/files"): Op("file.write", once_with="append"),
     ("DELETE", f"{S}/files"): Op("file.remove", again=False),
     ("GET", f"{S}/files/stat"): Op("file.stat", replayed=False),
     ("GET", f"{S}/files/list"): Op("file.list", replayed=False),
@@ -52,7 +63,22 @@ OPS = {
     ("POST", f"{S}/resume"): RESUME,
     ("POST", f"{E}/resume"): RESUME,
     ("PATCH", S): Op("resize"),
+    ("PUT", f"{S}/network"): Op("network"),
     ("POST", f"{S}/pack"): Op("pack", again=False),
     ("POST", f"{S}/fork"): Op("fork", replayed=False, claims=True),
 }
 PORT = Op("port.open", replayed=False)
+NAMES = frozenset(op.name for op in (*OPS.values(), PORT)) | {CREATE, COMMAND, OVER}
+"""Everything a trajectory may have."""
+
+
+def checked_names(ops: Sequence[str]) -> list[str]:
+    """Names of operations.
+
+    Raises:
+        InvalidRequest: there is no such operation.
+    """
+    for op in ops:
+        if op not in NAMES:
+            raise InvalidRequest(f"op: {op!r} is none of {', '.join(sorted(NAMES))}", place="op")
+    return [*ops]

@@ -20,20 +20,20 @@ from starlette.requests import ClientDisconnect, HTTPConnection, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from dsec.base.errors import Conflict, DeadlineExceeded, DsecError, InvalidRequest, SandboxGone
+from dsec.base.errors import Conflict, Interrupted, SandboxGone
+from dsec.base.ids import MAX_KEY_LENGTH
 from dsec.edge.recording import Known, Recording
 from dsec.edge.recording_bodies import INTERRUPTED, Answer, RequestBody
 from dsec.edge.recording_commands import Caller
 from dsec.edge.recording_ops import OPS, STOP, Op
 from dsec.edge.recording_values import bounded, digest_of
 from dsec.edge.service import EdgeService
-from dsec.kit.http import Handler, Route, as_error, json_response
+from dsec.kit.http import Handler, Route, as_error, json_response, key_of
 from dsec.trajectory.format import Ended
 from dsec.trajectory.index import OK
 from dsec.wire.edge_v1 import PRINCIPAL_HEADER
+from dsec.wire.public_v1 import BatchItem
 
-KEY_HEADER = "idempotency-key"
-MAX_KEY = 200
 RECORDED = (b"x-recorded", b"true")
 """Header of an answer that is an old one."""
 _MARK = "dsec.from_record"
@@ -75,9 +75,10 @@ async def recorded(
     seq = await recording.attempt(op.name, caller=principal, args=args)
     try:
         yield
-    except DsecError as exc:
-        await recording.end(seq, exc.code, {"message": exc.message})
-        raise
+    except Exception as exc:
+        error = as_error(exc)
+        await recording.end(seq, error.code, {"message": error.message})
+        raise error from exc
     finally:
         with anyio.CancelScope(shield=True):
             await recording.end(seq, OK)
@@ -117,7 +118,7 @@ class _Operation:
             return
         body = RequestBody(receive)
         args = await self._arguments(request, body)
-        if key := _key(request) if self._op.replayed else "":
+        if key := key_of(request) if self._op.replayed else "":
             async with recording.turns.alone(key):
                 await self._once(_Request(scope, body, send, args, key), recording)
         elif key := _claimed(args) if self._op.claims else "":
@@ -149,7 +150,7 @@ class _Operation:
         known = await recording.known(self._op.name, asked.key, self._digest(asked))
         if known is not None and known.ended is not None:
             await self._again(asked, known.ended)
-        elif known is not None and not self._op.again:
+        elif known is not None and not self._op.may_repeat(asked.args):
             raise _interrupted(known)
         else:
             await self._perform(asked, recording)
@@ -206,7 +207,7 @@ class _Operation:
             small = asked.body.small if streamed else b""
             await recording.end(seq, outcome, result, digest=digest, size_bytes=size, body=small)
 
-        answer = Answer(asked.send, self._route.media_type, over)
+        answer = Answer(asked.send, self._route.media_type, over, tells=_tells(self._route))
         try:
             await _serve(self._route.handler, asked.scope, asked.body, answer)
         except ClientDisconnect:
@@ -238,17 +239,15 @@ async def _serve(handler: Handler, scope: Scope, receive: Receive, send: Send) -
     await response(scope, receive, send)
 
 
-def _key(request: Request) -> str:
-    key = request.headers.get(KEY_HEADER, "")
-    if len(key) > MAX_KEY:
-        raise InvalidRequest(f"the idempotency key is over {MAX_KEY} characters")
-    return key
+def _tells(route: Route) -> bool:
+    """Whether the answer is a stream that tells of sandboxes made."""
+    return isinstance(route.answer, tuple) and BatchItem in route.answer
 
 
 def _claimed(args: dict[str, Any]) -> str:
     """The key in a body, if it may be one; what may not is refused by the handler."""
     key = args.get("key")
-    return key if isinstance(key, str) and len(key) <= MAX_KEY else ""
+    return key if isinstance(key, str) and len(key) <= MAX_KEY_LENGTH else ""
 
 
 def _object(body: bytes) -> dict[str, Any]:
@@ -259,9 +258,9 @@ def _object(body: bytes) -> dict[str, Any]:
         return {}
 
 
-def _interrupted(known: Known) -> DeadlineExceeded:
+def _interrupted(known: Known) -> Interrupted:
     op = known.begun.op if known.begun else "the operation"
-    return DeadlineExceeded(
+    return Interrupted(
         f"{op} was interrupted: it may or may not have happened; look before you do it again",
         kind="interrupted",
     )

@@ -1,21 +1,16 @@
-"""Live resize: other limits for a sandbox that lives.
-
-The new limits are written down, then they are made to hold. An edge that dies in between makes them
-hold when it starts again; where they cannot be, those before come back.
-"""
+"""Live resize: other limits for a sandbox that lives."""
 
 from __future__ import annotations
 
-import logging
 from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from dsec.base.errors import DsecError, InvalidRequest
+from dsec.base.errors import InvalidRequest
 from dsec.base.quantity import MIB
-from dsec.edge.record import Resized, SandboxRecord, limits_of
-from dsec.images import disk
+from dsec.edge import changing
+from dsec.edge.record import Changed, SandboxRecord, changeable
 from dsec.kit.blocking import in_thread
 from dsec.linux import hostinfo
 
@@ -24,8 +19,6 @@ if TYPE_CHECKING:
     from dsec.edge.lifecycle.journal import Journal
     from dsec.edge.lifecycle.owner import Owner
     from dsec.wire.sandbox import Limits, Resize
-
-logger = logging.getLogger("dsec.edge.resizing")
 
 
 async def resize(owner: Owner, change: Resize) -> None:
@@ -36,76 +29,29 @@ async def resize(owner: Owner, change: Resize) -> None:
         Unsupported: a part cannot be changed here. Conflict: it uses more memory than that.
         CapacityUnavailable, StorageFull: the node has no room for a disk of that size.
     """
-    await owner.resize(partial(_resize, change))
-
-
-async def settle(owner: Owner, resized: Resized) -> None:
-    """Make sure, after a restart, that the limits of a sandbox are those that were written down."""
-    await owner.resize(partial(_settle, resized))
+    await owner.change(partial(_resize, change))
 
 
 async def _resize(
     change: Resize, backend: Backend, journal: Journal, record: SandboxRecord
 ) -> SandboxRecord:
     wanted = _changed(record, change)
-    if wanted == limits_of(record):
+    if wanted == changeable(record):
         return record
     total = (await in_thread("scan", hostinfo.memory)).total_bytes
     _check(record.spec.limits, wanted.limits, total)
     backend.refuse(wanted.over(record).spec)
-    wanted = msgspec.structs.replace(wanted, warnings=_warnings(backend, record, wanted))
-    return await _bring(backend, journal, record, wanted)
+    words = changing.warnings(backend, record, wanted)
+    wanted = msgspec.structs.replace(wanted, warnings=words)
+    return await changing.bring(journal, record, wanted, backend.resize)
 
 
-async def _settle(
-    resized: Resized, backend: Backend, journal: Journal, record: SandboxRecord
-) -> SandboxRecord:
-    before = resized.before or resized
-    try:
-        return await _bring(backend, journal, before.over(record), resized)
-    except (DsecError, OSError) as exc:
-        logger.warning("limits are as before", extra={"sandbox_id": record.id, "why": str(exc)})
-        return before.over(record)
-
-
-async def _bring(
-    backend: Backend, journal: Journal, record: SandboxRecord, wanted: Resized
-) -> SandboxRecord:
-    """Write down, make it hold, write down that it does; or all of it back."""
-    before = limits_of(record)
-    changed = wanted.over(record)
-    await _write(journal, record, msgspec.structs.replace(wanted, before=before))
-    try:
-        await backend.resize(changed)
-    except BaseException:
-        await _undo(backend, journal, record)
-        raise
-    try:
-        await _write(journal, record, msgspec.structs.replace(wanted, before=None))
-    except (DsecError, OSError):  # they hold all the same, and the next start sees to it again
-        logger.exception("resized, but not noted", extra={"sandbox_id": record.id})
-    return changed
-
-
-async def _undo(backend: Backend, journal: Journal, record: SandboxRecord) -> None:
-    try:
-        await backend.resize(record)
-        await _write(journal, record, limits_of(record))
-    except (DsecError, OSError):  # what is written down is settled by the next start
-        logger.exception("limits could not be taken back", extra={"sandbox_id": record.id})
-
-
-async def _write(journal: Journal, record: SandboxRecord, resized: Resized) -> None:
-    with disk.full_disk_named(record.path.parent):
-        await in_thread("disk", journal.limit, record.id, resized)
-
-
-def _changed(record: SandboxRecord, change: Resize) -> Resized:
+def _changed(record: SandboxRecord, change: Resize) -> Changed:
     named = ("memory_mb", "cpu_cores", "pids", "disk_mb")
     given = {name: value for name in named if (value := getattr(change, name)) is not None}
     limits = msgspec.structs.replace(record.spec.limits, **given)
     qos = change.qos or record.spec.qos
-    return Resized(limits=limits, qos=qos, warnings=record.warnings)
+    return msgspec.structs.replace(changeable(record), limits=limits, qos=qos)
 
 
 def _check(now: Limits, wanted: Limits, memory_total_bytes: int) -> None:
@@ -126,10 +72,3 @@ def _check(now: Limits, wanted: Limits, memory_total_bytes: int) -> None:
             asked_mb=wanted.disk_mb,
             now_mb=now.disk_mb,
         )
-
-
-def _warnings(backend: Backend, record: SandboxRecord, wanted: Resized) -> list[str]:
-    """Those of before that do not come from its limits, and what the backend says of the new."""
-    gone = set(backend.warnings(record.spec))
-    kept = [words for words in record.warnings if words not in gone]
-    return backend.warnings(wanted.over(record).spec) + kept

@@ -26,12 +26,14 @@ from dsec.edge.channel import AetherStream
 from dsec.edge.environment_routes import environment_routes
 from dsec.edge.handlers import Handlers
 from dsec.edge.lifecycle.owner import Owner
+from dsec.edge.network_routes import NetworkApi, network_routes
 from dsec.edge.recording_ops import PORT
 from dsec.edge.recording_routes import Marked, caller_of, recorded, recorded_routes
 from dsec.edge.service import EdgeService
 from dsec.edge.snapshot_routes import snapshot_routes
 from dsec.edge.state_routes import StateApi, state_routes
 from dsec.edge.streams import OCTETS, TAR, ChargedJson, RawStream, body_of, relay
+from dsec.edge.trajectory_routes import trajectory_routes
 from dsec.kit.generators import generator_of
 from dsec.kit.http import (
     Handler,
@@ -44,7 +46,7 @@ from dsec.kit.http import (
     read_query,
 )
 from dsec.kit.table import JSON, NDJSON, row
-from dsec.wire.edge_v1 import CreateOnEdge, ImageEvent, ListFilter
+from dsec.wire.edge_v1 import CreateOnEdge, ImageEvent, ListFilter, PauseOrder, StopOrder
 from dsec.wire.public_v1 import BuildImage, ImageView, NodeView, PullImage
 from dsec.wire.sandbox import (
     CommandEvent,
@@ -281,9 +283,15 @@ class EdgeRest:
         matching = await read_body(request, ListFilter)
         return json_response(await self._service.list_sandboxes(matching))
 
+    async def stop_on_edge(self, request: Request) -> LateJson:
+        """Stop a sandbox for a reason; answered when nothing of it is left."""
+        order = read_query(request, StopOrder)
+        return LateJson(partial(self._service.stop, request.path_params["id"], order))
+
     async def pause_on_edge(self, request: Request) -> LateJson:
         """Freeze it and take back its memory."""
-        return LateJson(partial(self._service.pause, request.path_params["id"]))
+        order = read_query(request, PauseOrder)
+        return LateJson(partial(self._service.pause, request.path_params["id"], order))
 
     async def resume_on_edge(self, request: Request) -> LateJson:
         """Have it go on."""
@@ -358,8 +366,10 @@ def edge_routes(rest: EdgeRest, api: SandboxApi) -> list[Route]:
         _r("POST", f"{E}/sandboxes", rest.create_on_edge, CreateOnEdge, None, SandboxView),
         _r("POST", f"{E}/sandboxes:list", rest.list_on_edge, ListFilter, None, list[SandboxView]),
         _r("GET", f"{E}/sandboxes/{{id}}", api.get_sandbox, None, None, SandboxView),
-        _r("DELETE", f"{E}/sandboxes/{{id}}", api.stop_sandbox, None, None, SandboxView),
-        _r("POST", f"{E}/sandboxes/{{id}}/pause", rest.pause_on_edge, None, None, SandboxView),
+        _r("DELETE", f"{E}/sandboxes/{{id}}", rest.stop_on_edge, None, StopOrder, SandboxView),
+        _r(
+            "POST", f"{E}/sandboxes/{{id}}/pause", rest.pause_on_edge, None, PauseOrder, SandboxView
+        ),
         _r("POST", f"{E}/sandboxes/{{id}}/resume", rest.resume_on_edge, None, None, SandboxView),
         _r("GET", f"{E}/images", rest.list_images, None, None, list[ImageView]),
         _r("DELETE", f"{E}/images", rest.remove_image, None, q.NameQuery, None, 204),
@@ -378,7 +388,9 @@ def make_edge_app(service: EdgeService, clock: Clock) -> ASGIApp:
         *edge_routes(EdgeRest(service), api),
         *environment_routes(service),
         *snapshot_routes(service),
+        *trajectory_routes(service),
         *state_routes(StateApi(service)),
+        *network_routes(NetworkApi(service)),
     ]
     return make_app(recorded_routes(table, service), clock, extra=[ports])
 
@@ -437,5 +449,9 @@ def _r(  # noqa: PLR0913 - a line of a table
     return row(method, path, handler, body, query, answer, status, media_type=media_type)
 
 
-EDGE_ROUTES = [*sandbox_routes(SandboxApi(None)), *state_routes(StateApi(None))]
+EDGE_ROUTES = [
+    *sandbox_routes(SandboxApi(None)),
+    *state_routes(StateApi(None)),
+    *network_routes(NetworkApi(None)),
+]
 """What the public API passes through, for its description."""

@@ -38,15 +38,17 @@ from dsec.base.errors import (
 )
 from dsec.base.ids import node_id, node_of, sandbox_id
 from dsec.base.states import SandboxState, StopReason
-from dsec.edge import commands, resizing, restoring
+from dsec.edge import commands, networking, restoring
 from dsec.edge.admission import NodeFacts, check_room, decide
 from dsec.edge.backends.interface import Backend
+from dsec.edge.change_cases import ChangeCases
 from dsec.edge.channel import gone
 from dsec.edge.config import MAX_SOCKET_PATH, EdgeConfig
 from dsec.edge.ended import Ended
 from dsec.edge.expiry import Expiry
 from dsec.edge.forking import Forks, Origin
-from dsec.edge.histories import TRAJECTORY, Histories
+from dsec.edge.going import going
+from dsec.edge.histories import Histories
 from dsec.edge.images import Images
 from dsec.edge.lifecycle.journal import Journal
 from dsec.edge.lifecycle.owner import Owner
@@ -55,15 +57,22 @@ from dsec.edge.packing import Packer
 from dsec.edge.record import SandboxRecord
 from dsec.edge.recording import Recordings
 from dsec.edge.recording_commands import RecordedCommands
-from dsec.edge.retelling import Part, retell
+from dsec.edge.retelling import Part, Retelling
 from dsec.edge.shipping import Shipping
-from dsec.edge.snapshot_cases import SnapshotCases
 from dsec.edge.sweep import sweep
 from dsec.edge.uid_runs import UidRuns
 from dsec.kit.blocking import in_thread
 from dsec.kit.http import as_error
 from dsec.linux import hostinfo
-from dsec.wire.edge_v1 import CreateOnEdge, ListFilter
+from dsec.wire.edge_v1 import (
+    ASKED,
+    PLAIN,
+    CreateOnEdge,
+    ListFilter,
+    PauseOrder,
+    SentTrajectory,
+    StopOrder,
+)
 from dsec.wire.public_v1 import (
     Capability,
     EnvironmentRef,
@@ -71,7 +80,6 @@ from dsec.wire.public_v1 import (
 )
 from dsec.wire.sandbox import (
     Recorded,
-    Resize,
     SandboxSpec,
     SandboxView,
     Usage,
@@ -88,7 +96,7 @@ STOP_DEADLINE_S = 300.0
 MEMORY_FRESH_S = 0.1
 
 
-class EdgeService(SnapshotCases):
+class EdgeService(ChangeCases):
     """An edge."""
 
     def __init__(
@@ -122,6 +130,7 @@ class EdgeService(SnapshotCases):
         self._backends = {backend.name: backend for backend in backends}
         self._clock = clock
         self._capabilities = list(capabilities)
+        self._services = config.services
         self._journal = Journal(config.state, after_write)
         self._live: dict[str, Owner] = {}
         self._paused: set[str] = set()
@@ -137,8 +146,9 @@ class EdgeService(SnapshotCases):
         self.recordings = Recordings(self._journal.trajectories, clock)
         self.commands = RecordedCommands(self.recordings, self.spawn)
         """Commands, each run once."""
-        kept = self._journal.trajectories
-        self._shipping = Shipping(config.store, kept, clock) if config.store else None
+        kept, store = self._journal.trajectories, config.store
+        shipping = Shipping(store, kept, self._ended.project_of, clock) if store else None
+        self._retelling = Retelling(self._journal, shipping)
         self._packer = Packer(images, self._backends, self._histories, clock, self.recordings.of)
         self._forks = Forks(self, images, self._packer, self._histories)
 
@@ -158,8 +168,7 @@ class EdgeService(SnapshotCases):
                 await self._settle_past()
                 self._group.start_soon(self._expiry.run)
                 self._group.start_soon(self._empty_trash)
-                if self._shipping is not None:
-                    self._group.start_soon(self._shipping.run)
+                self._group.start_soon(self._retelling.run)
                 self._group.start_soon(self._sweep_histories)
                 yield self
             finally:
@@ -223,6 +232,7 @@ class EdgeService(SnapshotCases):
             cpus=hostinfo.cpus(),
             capabilities=[
                 *self._capabilities,
+                *self._services.capabilities(),
                 *(entry for b in self._backends.values() for entry in b.capabilities()),
             ],
         )
@@ -275,6 +285,7 @@ class EdgeService(SnapshotCases):
         if node_of(sandbox_id(request.id)) != self.node:
             raise InvalidRequest(f"{request.id} is an id of another node than {self.node}")
         backend = self._backend_for(request)
+        said = await networking.check(request.spec.network_rules, self._services)
         origin = origin or await restoring.origin(self._images, self._histories, request)
         environment = origin.environment
         if environment is None:
@@ -286,13 +297,13 @@ class EdgeService(SnapshotCases):
         record = SandboxRecord(
             id=request.id,
             project=request.project,
-            spec=request.spec,
+            spec=networking.connected(request.spec),
             environment=environment,
             created_at=self._clock.now(),
             uid_base=self._uids.take(),
             directory=str(self._journal.directory(request.id)),
             socket=str(self._config.run / request.id),
-            warnings=backend.warnings(request.spec),
+            warnings=backend.warnings(request.spec) + said,
             created_by=request.principal,
             parent=origin.parent,
             history=str(origin.history or ""),
@@ -384,7 +395,7 @@ class EdgeService(SnapshotCases):
         found = [view for view in views if _matches(view, matching)]
         return sorted(found, key=lambda view: view.created_at, reverse=True)
 
-    async def stop(self, sandbox: str) -> SandboxView:
+    async def stop(self, sandbox: str, order: StopOrder = ASKED) -> SandboxView:
         """Stop it and wait until nothing of it is left. Harmless twice.
 
         Raises:
@@ -393,7 +404,7 @@ class EdgeService(SnapshotCases):
         owner = self._live.get(sandbox_id(sandbox))
         if owner is not None:
             with commands.deadline(STOP_DEADLINE_S, "the stop"):
-                await self._detached(partial(owner.stop, StopReason.REQUESTED))
+                await self._detached(partial(owner.stop, order.reason, order.detail))
         return await self.get(sandbox)
 
     @override
@@ -435,14 +446,14 @@ class EdgeService(SnapshotCases):
 
     # its state
 
-    async def pause(self, sandbox: str) -> SandboxView:
+    async def pause(self, sandbox: str, order: PauseOrder = PLAIN) -> SandboxView:
         """Freeze it and take back its memory. Harmless twice.
 
         Raises:
             NotFound, SandboxGone. Unsupported: this host cannot freeze it.
         """
         owner = await self.owner(sandbox, awake=False)
-        await self._detached(owner.pause)
+        await self._detached(partial(owner.pause, held=order.held))
         return owner.view()
 
     async def resume(self, sandbox: str) -> SandboxView:
@@ -451,16 +462,8 @@ class EdgeService(SnapshotCases):
         Raises:
             NotFound, SandboxGone. CapacityUnavailable: the node has no room for it now.
         """
-        return (await self.owner(sandbox)).view()
-
-    async def resize(self, sandbox: str, change: Resize) -> SandboxView:
-        """Give it other limits.
-
-        Raises:
-            NotFound, SandboxGone. InvalidRequest, Unsupported, Conflict: nothing has changed.
-        """
         owner = await self.owner(sandbox, awake=False)
-        await self._detached(partial(resizing.resize, owner, change))
+        await owner.wake(explicitly=True)
         return owner.view()
 
     def spawn(self, work: Callable[[], Coroutine[object, object, None]]) -> None:
@@ -475,17 +478,15 @@ class EdgeService(SnapshotCases):
         made = owner is not None and owner.ready.is_set() and owner.failure is None
         return owner if made else None
 
-    def trajectory(
-        self, sandbox: str, since: int = 1, until: int | None = None, ops: Sequence[str] = ()
-    ) -> AsyncGenerator[Recorded, None]:
-        """What has happened in it, in order; also when it is over.
-
-        Raises:
-            NotFound: nothing is known of such a sandbox, or not any more.
-        """
+    def trajectory(self, sandbox: str, part: Part, project: str) -> AsyncGenerator[Recorded, None]:
+        """What has happened in it, in order; also when it is over. Raises as `Retelling.tell`."""
         name = sandbox_id(sandbox)
-        places = [self._journal.directory(name) / TRAJECTORY, self._journal.trajectories / name]
-        return retell(name, places, self._shipping, Part(since, until, ops))
+        asked = partial(going, self.commands, self._live.get(name))
+        return self._retelling.tell(name, part, asked, project)
+
+    async def sent_trajectory(self, sandbox: str) -> SentTrajectory:
+        """Of one that is over, as the store has it. Raises NotFound, Unavailable."""
+        return await self._retelling.sent(sandbox_id(sandbox))
 
     def remembers(self, sandbox: str) -> bool:
         """Whether there is or was that sandbox."""
@@ -508,8 +509,7 @@ class EdgeService(SnapshotCases):
     # the end
 
     def _over(self, owner: Owner) -> None:
-        if self._shipping is not None:
-            self._shipping.wake()
+        self._retelling.wake()
         self._drop(owner)
         self._ended.add(owner.view())
         self._layers_may_go |= bool(owner.record.parent)

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Annotated
 
-from msgspec import Struct, field
+from msgspec import Meta, Struct, field
 from starlette.requests import Request
 from starlette.responses import Response
 
 from dsec.edge.handlers import Handlers
+from dsec.edge.recording_ops import checked_names
+from dsec.edge.retelling import Part
 from dsec.kit.http import LateJson, Ndjson, Route, json_response, read_body, read_query
 from dsec.kit.table import NDJSON, row
-from dsec.wire.edge_v1 import PRINCIPAL_HEADER
+from dsec.wire.edge_v1 import PRINCIPAL_HEADER, PROJECT_HEADER
 from dsec.wire.public_v1 import BatchItem
 from dsec.wire.sandbox import (
     DiffEntry,
@@ -31,9 +34,9 @@ S = "/v1/sandboxes/{id}"
 class TrajectoryQuery(Struct, kw_only=True, forbid_unknown_fields=True):
     """Which part of a trajectory."""
 
-    since: int = 1
+    since: Annotated[int, Meta(ge=1)] = 1
     """First `seq`."""
-    until: int | None = None
+    until: Annotated[int, Meta(ge=1)] | None = None
     """Last `seq`; None = all there is."""
     op: str | list[str] = field(default_factory=list)
     """These operations only."""
@@ -74,9 +77,10 @@ class StateApi(Handlers):
     async def trajectory(self, request: Request) -> Ndjson:
         """What has happened in it, in order; also when it is over."""
         query = read_query(request, TrajectoryQuery)
-        ops = [query.op] if isinstance(query.op, str) else query.op
-        sandbox = request.path_params["id"]
-        return Ndjson(self.service.trajectory(sandbox, query.since, query.until, ops))
+        ops = checked_names([query.op] if isinstance(query.op, str) else query.op)
+        part = Part(query.since, query.until, ops)
+        project = request.headers.get(PROJECT_HEADER, "")
+        return Ndjson(self.service.trajectory(request.path_params["id"], part, project))
 
 
 def state_routes(api: StateApi) -> list[Route]:

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 
 import anyio
 
-from dsec.edge import resizing
+from dsec.edge import changing
 from dsec.edge.backends.interface import Backend
 from dsec.edge.lifecycle.journal import Journal, Story
 from dsec.edge.lifecycle.owner import Owner
@@ -70,9 +70,10 @@ async def _settle(
                 logger.error("its backend is not configured", extra={"sandbox_id": story.id})
             elif story.launched or story.stopping:
                 owner = live[story.id] = Owner(record, backend, around)
+                owner.detail = story.stop_detail
                 await owner.adopt(story.stopping, story.pause, unsettled=story.unsettled)
-                if story.resized is not None and not owner.over.is_set():
-                    await resizing.settle(owner, story.resized)
+                if story.changed is not None and not owner.over.is_set():
+                    await changing.settle(owner, story.changed)
             else:
                 await _undo(record, backend, around.journal)
 

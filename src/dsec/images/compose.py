@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import msgspec
 
@@ -55,6 +55,16 @@ class MergeLimits:
     """Their paths are given to one mount call."""
     shared_bytes: int = 32 << 20
     """What other images stand on too is mounted once for all of them, if it is this large."""
+
+    def __post_init__(self) -> None:
+        """See that each run can have something in it.
+
+        Raises:
+            InvalidRequest: one of them is less than 1.
+        """
+        for limit in fields(self):
+            if (value := getattr(self, limit.name)) < 1:
+                raise InvalidRequest(f"{limit.name} is {value}: it must be at least 1")
 
 
 def plan_merges(

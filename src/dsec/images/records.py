@@ -234,9 +234,13 @@ class KeptTrajectory(Struct, kw_only=True, frozen=True):
 
     sandbox: str
     blob: BlobRef
-    """The file, compressed with zstd."""
+    """The file behind a line that says whose it is, compressed with zstd."""
     kept_at: float
     """When it was put there."""
+    project: str = ""
+    """The sandbox's: who may read it. Empty in one that was sent before this was told: nobody may."""
+    size_bytes: int = 0
+    """Of the file."""
 
 
 def encode(record: object) -> bytes:

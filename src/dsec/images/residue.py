@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from dsec.images.lint.patterns import glob_matcher
+from dsec.base.errors import InvalidRequest
+from dsec.images.lint.patterns import MAX_PATTERN, glob_matcher
 
 HOMES = ("/root", "/home/*")
 MAX_READ_BYTES = 64 << 10
@@ -350,7 +351,7 @@ class Sieve:
             rules: what residue is.
 
         Raises:
-            InvalidRequest: a glob is too long.
+            InvalidRequest: a glob cannot mean what it says.
         """
         self._excluded = [glob_matcher(_inside(glob), "exclude") for glob in exclude]
         rules = [rule for rule in rules if clean or rule.always]
@@ -437,6 +438,33 @@ def _directories_of(rule: Rule) -> tuple[re.Pattern[bytes], Fate] | None:
 def _is_odd(component: str) -> bool:
     """Whether it is more than a name."""
     return "*" in component or "?" in component
+
+
+def check_excludes(globs: Sequence[str]) -> None:
+    """See that the caller's globs can mean what they say.
+
+    Raises:
+        InvalidRequest: one can match no absolute path, or has what globs have elsewhere and not here.
+    """
+    for glob in globs:
+        if fault := _fault(glob):
+            raise InvalidRequest(f"exclude: {glob[:80]!r}: {fault}", place="exclude")
+
+
+def _fault(glob: str) -> str:
+    """What is odd about a glob; "" = nothing."""
+    names = glob.removeprefix("/").removesuffix("/").split("/")
+    if not glob.startswith(("/", "**")):
+        return "it must begin with / (or with **/ for wherever it is)"
+    if len(glob) > MAX_PATTERN:
+        return f"it is longer than {MAX_PATTERN} characters"
+    if odd := {"", ".", ".."}.intersection(names):
+        return f"{odd.pop()!r} is no name: say the path it leads to"
+    if "\0" in glob or any(sign in glob for sign in "[]{}"):
+        return "it has no [...] and {...}; ? stands for any one character, these too"
+    if any("**" in name and name != "**" for name in names):
+        return "** crosses directories, and stands alone between slashes"
+    return ""
 
 
 def _inside(glob: str) -> str:

@@ -33,6 +33,8 @@ LIMITS = {
     "look": 2,
     "diff": 2,
     "take": 8,
+    "names": 2,
+    "network": 3,
 }
 """Threads that may work for a purpose at once; an unknown purpose is a programming error."""
 

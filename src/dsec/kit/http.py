@@ -43,6 +43,7 @@ from dsec.base.errors import (
     RequestError,
     StorageFull,
 )
+from dsec.base.ids import idempotency_key
 from dsec.kit import log
 from dsec.wire.public_v1 import ErrorAnswer, ErrorBody
 from dsec.wire.sandbox import StreamError
@@ -179,6 +180,16 @@ def read_query(request: Request, shape: type[T]) -> T:
         return msgspec.convert(values, shape, strict=False)
     except (msgspec.ValidationError, UnicodeEncodeError) as exc:  # the latter of a key's name
         raise _not_valid(exc) from None
+
+
+def key_of(request: Request) -> str:
+    """The idempotency key of a request; "" if it has none.
+
+    Raises:
+        InvalidRequest: it is empty, or too long.
+    """
+    key = request.headers.get("idempotency-key")
+    return "" if key is None else idempotency_key(key)
 
 
 def _utf8(text: str) -> bool:

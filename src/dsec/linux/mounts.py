@@ -22,7 +22,9 @@ class MountFlag(IntFlag):
     RDONLY = 1
     NOSUID = 2
     NODEV = 4
+    NOEXEC = 8
     NOATIME = 1024
+    BIND = 4096
     REC = 16384
     PRIVATE = 1 << 18
 

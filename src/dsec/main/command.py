@@ -140,10 +140,12 @@ def doctor(
 
     from dsec.cli.output import print_json, print_table
     from dsec.edge.doctor import examine
+    from dsec.edge.network.services import capabilities, services_of
 
-    state = settle(config, {"state_dir": state_dir}).state
-    state.mkdir(mode=0o700, parents=True, exist_ok=True)
-    found = anyio.run(examine, state)
+    settings = settle(config, {"state_dir": state_dir})
+    services = services_of(settings.services_file)
+    settings.state.mkdir(mode=0o700, parents=True, exist_ok=True)
+    found = [*anyio.run(examine, settings.state), *capabilities(services())]
     if json:
         print_json(found)
     else:

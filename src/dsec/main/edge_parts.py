@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from dsec.edge.backends.interface import Backend
     from dsec.edge.config import EdgeConfig
     from dsec.edge.images import Images
+    from dsec.edge.network.services import Services
     from dsec.images.store.interface import BlobStore
 
 STOP_TIMEOUT_S = 30.0
@@ -57,6 +58,7 @@ async def open_edge(settings: Settings, clock: Clock) -> AsyncIterator[Node]:
         state=settings.state / "edge",
         run=settings.run,
         version=version(),
+        services=_services(settings),
     )
     async with _images(settings, clock) as (images, store):
         edge = EdgeService(
@@ -76,6 +78,16 @@ async def _capabilities(settings: Settings) -> list[Capability]:
     from dsec.edge.doctor import examine
 
     return await examine(settings.state)
+
+
+def _services(settings: Settings) -> Services:
+    from dsec.edge.network.services import Services, services_of
+
+    if settings.backend == "sim" and not settings.services_file:
+        from dsec.main.simulation import SERVICES
+
+        return Services.of(SERVICES)
+    return Services(services_of(settings.services_file))
 
 
 def _backends(

@@ -62,6 +62,9 @@ class Settings:
     front: Literal["fuse", "fanotify"] = "fuse"
     """How the kernel asks for data that is not here yet. fuse fails closed. fanotify copies less, but
     whoever has data mounted reads zeros after its keeper, worker and anchor were killed at once."""
+    services_file: str = ""
+    """A TOML file with what network rules mean by name (`pypi`, `npm`, ...) where this node's own tools
+    do not say it; empty = they do."""
     record_traces: bool = True
     """Write down what the first sandbox of an environment reads, and fetch it ahead for others."""
 
@@ -104,6 +107,7 @@ def settle(
         aether=_absolute(settings.aether or env.get("DSEC_AETHER", "")),
         edge_token_file=_absolute(settings.edge_token_file),
         store=settings.store if "://" in settings.store else _absolute(settings.store),
+        services_file=_absolute(settings.services_file),
         edges=[_absolute_edge(address) for address in settings.edges],
     )
 

@@ -11,6 +11,7 @@ from typing_extensions import override
 from dsec.base.clock import Clock
 from dsec.base.errors import NotFound, Unsupported
 from dsec.edge.images import Packing
+from dsec.edge.network.policy import Service
 from dsec.edge.sim import SimBackend
 from dsec.images.names import ImageName, image_name, name_of_reference
 from dsec.images.records import (
@@ -39,7 +40,12 @@ from dsec.wire.public_v1 import (
 )
 from dsec.wire.sandbox import DiffEntry, Fault, Pack, SnapshotView
 
-__all__ = ["SimBackend", "SimImages", "StandIn"]
+__all__ = ["SERVICES", "SimBackend", "SimImages", "StandIn"]
+
+SERVICES = {
+    name: Service(name=name, keys=(f"tcp://{name}.simulated.invalid:443",), source="simulated")
+    for name in ("crates", "debian", "go", "npm", "pypi")
+}
 
 
 class StandIn(SimBackend):

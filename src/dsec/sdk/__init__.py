@@ -6,6 +6,7 @@ and retries are in `_async/call.py`, the seam in `_async/transport.py`, networks
 """
 
 from dsec.sdk._answers import error_of
+from dsec.sdk._async.branch import Branch
 from dsec.sdk._async.client import DSecClient
 from dsec.sdk._async.command import Command, CommandEvents
 from dsec.sdk._async.environments import Environments
@@ -39,6 +40,7 @@ from dsec.sdk.sources import GitTree, SandboxTree
 __all__ = [
     "VERSION",
     "Batch",
+    "Branch",
     "Command",
     "CommandEvents",
     "CommandFailed",

@@ -65,6 +65,17 @@ def parse_address(url: str) -> Address:
     return Address(parts.scheme, parts.hostname, port or default, parts.path.rstrip("/"))
 
 
+def segment(text: str) -> str:
+    """An id the user gave, as a part of a path.
+
+    Raises:
+        InvalidRequest: it cannot be one.
+    """
+    if not text or not text.isascii() or any(c in text for c in "/?#% \t\r\n") or text[0] == ".":
+        raise InvalidRequest(f"{text[:80]!r} is not an id")
+    return text
+
+
 def encode_query(pairs: Mapping[str, QueryValue | list[str]]) -> str:
     """A query string; None is left out, bytes and surrogates go over as the bytes they stand for."""
     out: list[str] = []

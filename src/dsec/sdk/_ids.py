@@ -6,9 +6,18 @@ import secrets
 
 from typing_extensions import override
 
-from dsec.base.ids import command_id, mint_command_id, mint_session_id
+from dsec.base.ids import command_id, idempotency_key, mint_command_id, mint_session_id
 
 DIGITS = 6
+
+
+def given_key(key: str | None) -> str:
+    """A caller's idempotency key; a new one if that is None.
+
+    Raises:
+        InvalidRequest: it is empty, or too long.
+    """
+    return secrets.token_hex(16) if key is None else idempotency_key(key)
 
 
 class Ids:

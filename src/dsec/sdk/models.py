@@ -39,7 +39,8 @@ class DSecContainerRunArgs:
         disk_limit_mb: what it may write to its files, in MiB; None: as much as the node has.
         ttl_running_stop: idle seconds (no command, no I/O) after which it is stopped; None: never.
         max_lifetime_s: age at which it is stopped whatever it does; None: never.
-        network_rules: service or address -> allowed. What is not allowed is denied.
+        network_rules: network, name or service, with protocol and ports -> allowed. What is not
+            allowed is denied. The grammar is in docs/howto/network.md.
         init_user: default user of commands and files; None: the image's, else root.
         workdir: default directory of commands; None: the image's.
         env: environment of all commands, over the image's.
@@ -56,6 +57,7 @@ class DSecContainerRunArgs:
         group: of the step, for whoever looks.
         epoch: of the job's lease you hold; None: DSEC_EPOCH's if the job is DSEC_JOB, else the one
             in force, as with 0.
+        network: give it a network though no rule allows anything yet: `set_network` may later.
     """
 
     container_image: str
@@ -82,6 +84,7 @@ class DSecContainerRunArgs:
     step: str = ""
     group: str = ""
     epoch: int | None = None
+    network: bool = False
 
 
 def job_and_epoch(
@@ -152,6 +155,7 @@ def sandbox_spec(args: DSecContainerRunArgs) -> SandboxSpec:
         ttl_running_stop=seconds(args.ttl_running_stop, "ttl_running_stop"),
         max_lifetime_s=seconds(args.max_lifetime_s, "max_lifetime_s"),
         network_rules=dict(args.network_rules),
+        network=args.network,
         init_user=args.init_user,
         workdir=args.workdir,
         env=dict(args.env),

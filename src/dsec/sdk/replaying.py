@@ -211,11 +211,21 @@ def first_spec(entries: Iterable[Recorded]) -> SandboxSpec:
     """
     for entry in entries:
         if entry.op == CREATION:
-            made = entry.args.get("spec", entry.args)
-            known = {key: made[key] for key in made if key in SandboxSpec.__struct_fields__}
-            known |= {"job": None, "epoch": 0, "step": "", "group": ""}
-            return msgspec.convert(known, SandboxSpec, strict=False)
-    raise NotFound("its trajectory does not say how it was made", kind="trajectory")
+            return made_as(entry)
+    raise no_creation()
+
+
+def made_as(creation: Recorded) -> SandboxSpec:
+    """What an entry says a sandbox was made as, without the job it belonged to."""
+    made = creation.args.get("spec", creation.args)
+    known = {key: made[key] for key in made if key in SandboxSpec.__struct_fields__}
+    known |= {"job": None, "epoch": 0, "step": "", "group": ""}
+    return msgspec.convert(known, SandboxSpec, strict=False)
+
+
+def no_creation() -> NotFound:
+    """What a trajectory without a beginning is answered with."""
+    return NotFound("its trajectory does not say how it was made", kind="trajectory")
 
 
 def compare(done: Iterable[Recorded], again: Iterable[Recorded]) -> Iterator[Step]:

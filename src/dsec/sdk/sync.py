@@ -1,5 +1,6 @@
 """The same client without `await`: `from dsec.sync import DSecClient`."""
 
+from dsec.sdk._sync.branch import Branch
 from dsec.sdk._sync.client import DSecClient
 from dsec.sdk._sync.command import Command, CommandEvents
 from dsec.sdk._sync.environments import Environments
@@ -21,6 +22,7 @@ from dsec.sdk.sources import GitTree, SandboxTree
 
 __all__ = [
     "Batch",
+    "Branch",
     "Command",
     "CommandEvents",
     "CommandFailed",

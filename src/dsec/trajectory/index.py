@@ -68,6 +68,10 @@ class Index:
         """Ids of the commands whose end is not there."""
         return [name[1:] for name in self._open.values() if name[:1] == "c"]
 
+    def running_before(self, seq: int) -> dict[int, str]:
+        """Ids of the commands up to there whose end is not there."""
+        return {at: name[1:] for at, name in self._open.items() if at <= seq and name[:1] == "c"}
+
     def is_open(self, seq: int) -> bool:
         """Whether an operation's end is not there."""
         return seq in self._open

@@ -5,8 +5,9 @@ from __future__ import annotations
 from array import array
 from collections.abc import Collection, Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
+from dsec.base.errors import Interrupted
 from dsec.trajectory.format import Begun, Ended, Frames, Inherited, decode, entry_at, head
 from dsec.wire.sandbox import Recorded
 
@@ -14,8 +15,29 @@ WINDOW = 1 << 19
 """Operations whose places are known at once, in 8 MiB; a longer file is gone through again."""
 
 
+class Going(NamedTuple):
+    """Which operations without an end may be going on. All others of them were interrupted."""
+
+    after: int = 0
+    """All whose `seq` is above it."""
+    commands: Collection[int] = ()
+    """Of those up to it, these."""
+
+    def has(self, seq: int) -> bool:
+        """Whether an operation may."""
+        return seq > self.after or seq in self.commands
+
+
+ANY = Going()
+NONE = Going(after=1 << 63)
+
+
 def read(
-    path: Path, since: int = 1, until: int | None = None, ops: Collection[str] = ()
+    path: Path,
+    since: int = 1,
+    until: int | None = None,
+    ops: Collection[str] = (),
+    going: Going = ANY,
 ) -> Iterator[Recorded]:
     """The operations of a trajectory, in the order of their beginnings.
 
@@ -24,6 +46,7 @@ def read(
         since: first `seq`.
         until: last `seq`; None = all there is.
         ops: these operations only; empty = all.
+        going: which may be going on.
 
     Raises:
         FileNotFoundError: there is no such trajectory.
@@ -37,7 +60,10 @@ def read(
                 if isinstance(begun, Begun) and (not ops or begun.op in ops):
                     ended = entry_at(file, ended_at) if ended_at else None
                     ended = ended if isinstance(ended, Ended) else None
-                    yield joined(begun, ended, inherited=seq <= places.inherited)
+                    recorded = joined(begun, ended, inherited=seq <= places.inherited)
+                    if not ended_at and not going.has(seq):
+                        recorded.outcome = Interrupted.code
+                    yield recorded
             first, until = places.following, places.until
 
 

@@ -11,6 +11,7 @@ from typing import Protocol
 
 from msgspec import Struct, field
 
+from dsec.base.states import StopReason
 from dsec.wire.public_v1 import (
     BuildImage,
     CollectReport,
@@ -32,6 +33,8 @@ from dsec.wire.sandbox import DiffEntry, SandboxSpec, SandboxView, SnapshotView
 
 PRINCIPAL_HEADER = "x-dsec-principal"
 """Who asks, on what the apiserver passes through; it lets no `X-Dsec-*` of a client's in."""
+PROJECT_HEADER = "x-dsec-project"
+"""The sandbox's project, on a reading of its trajectory: the one that was authorized."""
 
 
 class CreateOnEdge(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -42,6 +45,32 @@ class CreateOnEdge(Struct, kw_only=True, forbid_unknown_fields=True):
     spec: SandboxSpec
     principal: str = ""
     """Who asks: what was packed with residue is restored for the one who packed it alone."""
+
+
+class StopOrder(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """Why a sandbox is stopped, as its view will say."""
+
+    reason: StopReason = StopReason.REQUESTED
+    detail: str = ""
+
+
+class PauseOrder(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """How a sandbox is paused."""
+
+    held: str = ""
+    """Why only an explicit resume may wake it; empty = whatever is asked of it next does. Of one that
+    is paused already, too."""
+
+
+ASKED = StopOrder()
+PLAIN = PauseOrder()
+
+
+class SentTrajectory(Struct, kw_only=True, frozen=True):
+    """What the store says of a trajectory that was sent there. The edge that tells it checks it."""
+
+    sandbox: str
+    project: str
 
 
 class ListFilter(Struct, kw_only=True, omit_defaults=True):
@@ -81,16 +110,25 @@ class EdgeApi(Protocol):
         """Look at all that match, newest first."""
         ...
 
-    async def stop(self, sandbox: str) -> SandboxView:
+    async def stop(self, sandbox: str, order: StopOrder = ASKED) -> SandboxView:
         """Stop it and wait until nothing of it is left. Harmless twice. Raises NotFound."""
         ...
 
-    async def pause(self, sandbox: str) -> SandboxView:
+    async def pause(self, sandbox: str, order: PauseOrder = PLAIN) -> SandboxView:
         """Freeze it and take back its memory. Harmless twice. Raises NotFound, SandboxGone."""
         ...
 
     async def resume(self, sandbox: str) -> SandboxView:
         """Have it go on. Harmless twice. Raises NotFound, SandboxGone."""
+        ...
+
+    async def sent_trajectory(self, sandbox: str) -> SentTrajectory:
+        """Of a sandbox that is over, of any node, as this one's store has it.
+
+        Raises:
+            NotFound: the store has none. Unavailable: it does not answer.
+            DataUnavailable: what it says of it makes no sense.
+        """
         ...
 
     async def snapshots(self, project: str) -> list[SnapshotView]:

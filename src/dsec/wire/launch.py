@@ -29,6 +29,15 @@ class Meters(Struct, kw_only=True):
     """`cpu.max` (version 2) or `cpu.cfs_quota_us` (version 1), of periods of 100 ms."""
 
 
+class LaunchNetwork(Struct, kw_only=True):
+    """A network namespace that is ready: made, joined and filtered by the edge."""
+
+    namespace: str
+    """Path; owned by the host's user namespace, so that nobody inside has power over it."""
+    resolvers: list[str]
+    """Addresses for /etc/resolv.conf, which is written whatever the image has there."""
+
+
 class LaunchSpec(Struct, kw_only=True):
     """One sandbox to launch. All paths are host paths unless they say otherwise."""
 
@@ -61,7 +70,8 @@ class LaunchSpec(Struct, kw_only=True):
     """With them /proc/meminfo, /proc/cpuinfo, /proc/stat and the list of processors in /sys say what
     the sandbox has, and each command may run on as many processors as its share of time asks for;
     without, they say what the host has."""
-    network: str = "none"
+    network: LaunchNetwork | None = None
+    """Where it is to have a network; None = a namespace of its own with loopback alone."""
     masked_paths: list[str] = field(default_factory=list)
     readonly_paths: list[str] = field(default_factory=list)
     capabilities: list[str] = field(default_factory=list)

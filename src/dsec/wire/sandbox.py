@@ -53,7 +53,11 @@ class SandboxSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     max_lifetime_s: Seconds | None = 86400.0
     """Age at which it is stopped whatever it does; None = never."""
     network_rules: dict[str, bool] = field(default_factory=dict)
-    """Service or address -> allowed. What is not allowed is denied."""
+    """Network, name or service, with protocol and ports -> allowed. What is not allowed is denied;
+    grammar: docs/howto/network.md."""
+    network: bool = False
+    """Give it a network though no rule allows anything yet. Without one, and without a rule that
+    allows something, it has none for life."""
     init_user: Annotated[str, Meta(min_length=1, max_length=256)] | None = None
     """Default user of commands and file operations; None = the image's, else root."""
     workdir: Annotated[str, Meta(max_length=4096)] | None = None
@@ -131,6 +135,8 @@ class Pause(Struct, kw_only=True, omit_defaults=True):
     swapped_bytes: int = 0
     detail: str = ""
     """What could not be reclaimed and why, in words."""
+    held: str = ""
+    """Why only an explicit resume wakes it, in words; empty = whatever is asked of it next does."""
 
 
 class Resize(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -235,12 +241,64 @@ class Recorded(Struct, kw_only=True, omit_defaults=True):  # type: ignore[explic
     ended_at: float | None = None
     """None: it goes on, or its outcome is not known."""
     outcome: str = ""
-    """`ok`, or the code of an error; "" while it goes on."""
+    """`ok`, or the code of an error; "" while it goes on. `interrupted`: it has no end and cannot be
+    going on, for the edge was killed at it, or the sandbox is over; it may or may not have happened."""
     result: dict[str, Any] = field(default_factory=dict)  # type: ignore[explicit-any]
     stdout: Captured | None = None
     stderr: Captured | None = None
     inherited: bool = False
     """It happened in the sandbox this one was forked or restored from."""
+
+
+class NetworkChange(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """New network rules of a live sandbox, in place of all it has; what they narrow ends at once."""
+
+    rules: dict[str, bool]
+    """Grammar: docs/howto/network.md."""
+
+
+DenialReason = Literal[
+    "rule", "never", "spoofed", "fragment", "malformed", "protocol", "expired", "name", "name_type",
+    "name_rate", "name_entropy", "host_mismatch",
+]  # fmt: skip
+"""Why something was denied: no rule allows it; no rule could; a source address not its own; a
+fragment; a broken or exotic packet; a protocol that is none of TCP, UDP and ICMP; a name's time has
+run out; a name nobody allowed; a kind of DNS question that is not answered; too many questions; names
+that look like smuggled data; a connection for another host than its address was given for."""
+
+
+class DeniedTraffic(Struct, kw_only=True, omit_defaults=True):
+    """Something it tried to reach and could not; like ones are counted together."""
+
+    reason: DenialReason
+    first_at: float
+    last_at: float
+    count: int = 1
+    protocol: str = ""
+    """`tcp`, `udp`, `icmp`, a number, or `dns`."""
+    address: str = ""
+    port: int = 0
+    name: str = ""
+    """Of the question or of the connection's host; not to be trusted, nor printable as it is."""
+
+
+class NetworkView(Struct, kw_only=True, omit_defaults=True):
+    """A sandbox's network."""
+
+    enabled: bool = False
+    """Whether it has one at all: decided at its creation."""
+    address4: str = ""
+    address6: str = ""
+    rules: dict[str, bool] = field(default_factory=dict)
+    sent_bytes: int = 0
+    received_bytes: int = 0
+    sent_packets: int = 0
+    received_packets: int = 0
+    denied_packets: int = 0
+    denied: list[DeniedTraffic] = field(default_factory=list)
+    """The latest kinds of it, newest last, at most 256."""
+    detail: str = ""
+    """What of this does not hold here, in words."""
 
 
 class PtySize(Struct, frozen=True, forbid_unknown_fields=True):

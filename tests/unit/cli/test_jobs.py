@@ -73,6 +73,7 @@ def test_a_lease_is_taken_renewed_and_released(platform: FakePlatform, dsec: Dse
         ["--release", "--epoch", "3", "--hold", "run-7", "--", "true"],
         ["--on-lapse", "stop", "run-7"],
         ["run-7", "--ttl", "5m"],
+        ["--ttl", "none", "run-7"],
     ],
 )
 def test_mistakes_about_leases(dsec: Dsec, words: list[str]) -> None:

@@ -37,7 +37,17 @@ def test_memory() -> None:
 def test_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HERE", "x=y")
     monkeypatch.delenv("NOT_HERE", raising=False)
-    assert parsing.environment(["A=", "HERE", "NOT_HERE"]) == {"A": "", "HERE": "x=y"}
+    assert parsing.environment(["A=", "HERE"]) == {"A": "", "HERE": "x=y"}
+    for wrong in ("NOT_HERE", "", "=x"):
+        with pytest.raises(InvalidRequest, match="variable"):
+            parsing.environment([wrong])
+
+
+def test_what_must_end_cannot_be_for_ever() -> None:
+    assert (parsing.must_end("5m", "--ttl"), parsing.at_most("5m")) == (300, 300)
+    assert parsing.at_most("none") == parsing.LONGEST_S
+    with pytest.raises(InvalidRequest, match="--ttl: it cannot be never"):
+        parsing.must_end("never", "--ttl")
 
 
 def test_places() -> None:

@@ -4,7 +4,7 @@ import json as js
 
 import pytest
 
-from dsec import CapacityUnavailable, InvalidRequest, NotFound
+from dsec import CapacityUnavailable, Conflict, InvalidRequest, NotFound
 from dsec.base.states import SandboxState
 from dsec.wire.public_v1 import BatchItem, ErrorBody, SandboxList
 from dsec.wire.sandbox import DiffEntry, Heartbeat, Pause, SnapshotView
@@ -62,6 +62,29 @@ def test_resize(platform: FakePlatform, dsec: Dsec) -> None:
     refusal = InvalidRequest("not valid: memory_mb: expected >= 16", place="memory_mb")
     platform.sandbox("PATCH", "", error(refusal))
     assert dsec("resize", "-m", "1M", SANDBOX).stderr == "error: --memory: expected >= 16\n"
+    # The same of one that is created among many.
+    place = "spec.limits.memory_mb"
+    refusal = InvalidRequest(f"not valid: {place}: expected >= 16", place=place)
+    platform.on("GET", "/v1/snapshots/built", json(SNAPSHOT))
+    platform.on("POST", "/v1/sandboxes:batch", error(refusal))
+    assert dsec("restore", "-m", "1M", "built").stderr == "error: --memory: expected >= 16\n"
+
+
+def test_one_that_is_held_says_how_it_goes_on(platform: FakePlatform, dsec: Dsec) -> None:
+    held = Conflict("it is paused: superseded", kind="held")
+    platform.sandbox("GET", "/processes", error(held))
+    done = dsec("ps", SANDBOX)
+    assert (done.exit_code, "dsec resume" in done.stderr) == (Conflict.exit_status, True)
+
+
+def test_an_unknown_variable_is_refused_before_anything_is_started(
+    platform: FakePlatform, dsec: Dsec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("NOT_HERE", raising=False)
+    platform.on("GET", "/v1/snapshots/built", json(SNAPSHOT))
+    done = dsec("restore", "-e", "NOT_HERE", "built")
+    assert (done.exit_code, "say NOT_HERE=VALUE" in done.stderr) == (64, True)
+    assert platform.calls("POST", "/v1/sandboxes:batch") == []
 
 
 def test_pack(platform: FakePlatform, dsec: Dsec) -> None:
@@ -166,7 +189,7 @@ def test_ls_of_a_job(platform: FakePlatform, dsec: Dsec) -> None:
 
 VERBS = [
     "pause", "resume", "resize", "pack", "diff", "fork", "restore", "snapshot ls", "snapshot show",
-    "snapshot rm", "snapshot diff", "trace show", "trace diff", "trace replay", "job ls", "job show",
+    "snapshot rm", "snapshot diff", "network show", "network set", "trace show", "trace diff", "trace replay", "job ls", "job show",
     "job pause", "job resume", "job reap", "job lease",
 ]  # fmt: skip
 

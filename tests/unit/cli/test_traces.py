@@ -143,3 +143,36 @@ def test_one_nobody_knows(platform: FakePlatform, dsec: Dsec) -> None:
     platform.on("GET", f"/v1/sandboxes/{SANDBOX}/trajectory", gone)
     assert dsec("trace", SANDBOX).exit_code == 66
     assert dsec("trace").exit_code in {0, 2}
+
+
+def test_what_was_cut_off_is_told(platform: FakePlatform, dsec: Dsec) -> None:
+    recorded(platform, command(2, "make", ended_at=None, outcome="interrupted"))
+    assert dsec("trace", SANDBOX).stdout.splitlines()[2].endswith("interrupted")
+    assert '"outcome":"interrupted"' in dsec("trace", "--json", SANDBOX).stdout.replace(" ", "")
+
+
+def branched(platform: FakePlatform, out: bytes) -> None:
+    recorded(platform, command(2, "x", b"1"))
+    recorded(platform, command(2, "x", out), sandbox_id=OTHER)
+    platform.on("GET", "/v1/snapshots", json([]))
+    platform.on("POST", "/v1/sandboxes", json(sandbox(OTHER), 201))
+    platform.on("POST", f"/v1/sandboxes/{OTHER}/commands/run", json(result()))
+    platform.on("DELETE", f"/v1/sandboxes/{OTHER}", json(sandbox(OTHER)))
+
+
+def test_a_branch_is_made_and_named(platform: FakePlatform, dsec: Dsec) -> None:
+    branched(platform, b"1")
+    done = dsec("trace", "branch", SANDBOX, "--step", "2", "-l", "try=b")
+    assert (done.exit_code, done.stdout) == (0, f"{OTHER}\n")
+    assert "its own beginning, step 1; 1 steps done again" in done.stderr
+    assert platform.calls("POST", "/v1/sandboxes")[0].json()["labels"] == {"try": "b"}
+
+
+def test_a_branch_that_diverges(platform: FakePlatform, dsec: Dsec) -> None:
+    branched(platform, b"other")
+    done = dsec("trace", "branch", SANDBOX, "--step", "2")
+    assert (done.exit_code, done.stdout) == (73, "")
+    assert "step 2 (command) differs in stdout" in done.stderr
+    kept = dsec("trace", "branch", SANDBOX, "--step", "2", "--allow-divergence")
+    assert (kept.exit_code, kept.stdout) == (0, f"{OTHER}\n")
+    assert "diverged: step 2 (command) differs in stdout" in kept.stderr

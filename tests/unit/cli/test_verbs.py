@@ -50,7 +50,7 @@ def test_run_without_a_command_prints_the_id(platform: FakePlatform, dsec: Dsec)
     platform.on("POST", "/v1/sandboxes", json(sandbox(warnings=["no \x1b[31mswap"]), 201))
     done = dsec(
         "run", "-m", "4G", "--cpus", "2", "-e", "A=b=c", "-l", "job=7", "--ttl", "5m",
-        "--lifetime", "none", "--allow", "pypi", "--deny", "npm", "--disk-mb", "512",
+        "--lifetime", "none", "--allow", "pypi", "--deny", "npm", "--network", "--disk-mb", "512",
         "--workspace", "w:1", "--toolkit", "a", "--toolkit", "b:2", "--trace", "task",
         "--record-trace", "debian",
     )  # fmt: skip
@@ -64,7 +64,7 @@ def test_run_without_a_command_prints_the_id(platform: FakePlatform, dsec: Dsec)
     assert sent["env"] == {"A": "b=c"}
     assert sent["labels"] == {"job": "7"}
     assert (sent["ttl_running_stop"], sent["max_lifetime_s"]) == (300, None)
-    assert sent["network_rules"] == {"pypi": True, "npm": False}
+    assert (sent["network_rules"], sent["network"]) == ({"pypi": True, "npm": False}, True)
     assert not platform.calls("DELETE", SANDBOX)
 
 

@@ -10,8 +10,8 @@ from dsec.base.errors import SandboxGone
 from dsec.base.ids import NodeId, mint_sandbox_id, sandbox_id
 from dsec.base.states import SandboxState
 from dsec.control.edges import Edge, Edges
-from dsec.control.members import Verb, carried_out
-from dsec.wire.edge_v1 import CreateOnEdge
+from dsec.control.members import Order, Verb, carried_out
+from dsec.wire.edge_v1 import ASKED, PLAIN, CreateOnEdge, PauseOrder, StopOrder
 from dsec.wire.public_v1 import JobItem
 from dsec.wire.sandbox import SandboxSpec, SandboxView
 from tests.system.fake_edge import FakeEdge
@@ -34,11 +34,11 @@ class Over(FakeEdge):
         raise SandboxGone(f"{sandbox} is over", reason="requested")
 
     @override
-    async def stop(self, sandbox: str) -> SandboxView:
+    async def stop(self, sandbox: str, order: StopOrder = ASKED) -> SandboxView:
         return await self._refused(sandbox)
 
     @override
-    async def pause(self, sandbox: str) -> SandboxView:
+    async def pause(self, sandbox: str, order: PauseOrder = PLAIN) -> SandboxView:
         return await self._refused(sandbox)
 
 
@@ -50,7 +50,7 @@ async def told(state: SandboxState, verb: Verb) -> JobItem:
     sandbox = mint_sandbox_id(NodeId("n001"))
     spec = SandboxSpec(image="debian", backend="sim")
     await edge.create(CreateOnEdge(id=sandbox, project="p", spec=spec))
-    async with carried_out(edges, [(sandbox_id(sandbox), verb)]) as items:
+    async with carried_out(edges, [Order(sandbox_id(sandbox), verb)]) as items:
         (item,) = [item async for item in items]
     return item
 

@@ -24,7 +24,7 @@ from dsec.iam.principals import Grant, Principal
 from dsec.iam.projects import ProjectTree
 from dsec.store.memory import MemoryLeases
 from dsec.store.records import Lease
-from dsec.wire.edge_v1 import CreateOnEdge, ListFilter
+from dsec.wire.edge_v1 import ASKED, PLAIN, CreateOnEdge, ListFilter, PauseOrder, StopOrder
 from dsec.wire.public_v1 import LeaseRequest
 from dsec.wire.sandbox import SandboxSpec, SandboxView
 from tests.system.fake_edge import FakeEdge
@@ -69,19 +69,28 @@ class Node(FakeEdge):
         return sandbox
 
     @override
-    async def stop(self, sandbox: str) -> SandboxView:
+    async def stop(self, sandbox: str, order: StopOrder = ASKED) -> SandboxView:
         self.asked.append(f"stop {sandbox}")
         if self.stuck:
             await self.stuck.wait()
-        return await super().stop(sandbox)
+        return await super().stop(sandbox, order)
 
     @override
-    async def pause(self, sandbox: str) -> SandboxView:
+    async def pause(self, sandbox: str, order: PauseOrder = PLAIN) -> SandboxView:
         self.asked.append(f"pause {sandbox}")
-        return await super().pause(sandbox)
+        return await super().pause(sandbox, order)
 
     def states(self, *sandboxes: str) -> list[SandboxState]:
         return [self.sandboxes[sandbox].state for sandbox in sandboxes]
+
+    def end(self, sandbox: str) -> tuple[str, str]:
+        view = self.sandboxes[sandbox]
+        return str(view.stop_reason), view.stop_detail
+
+    def held(self, sandbox: str) -> str:
+        pause = self.sandboxes[sandbox].pause
+        assert pause is not None
+        return pause.held
 
 
 class World:
@@ -154,6 +163,8 @@ async def test_a_lapse_reaps_if_it_was_agreed_so_and_cannot_be_undone() -> None:
         await world.hold(on_lapse="reap")
         await anyio.sleep(61)
         assert world.node.states(sandbox) == [STOPPED]
+        why = "epoch 1 of job run has lapsed: ada did not renew it in time"
+        assert world.node.end(sandbox) == ("lease_lapsed", why)
         with pytest.raises(Conflict) as refused:
             await world.hold(1, on_lapse="pause")
         assert refused.value.details == {
@@ -189,21 +200,50 @@ async def test_a_new_epoch_reaps_the_older_ones_at_once() -> None:
         second = await world.node.make(epoch=2)
         await anyio.sleep(1)
         assert world.node.states(first, second, none) == [STOPPED, RUNNING, RUNNING]
+        why = "epoch 1 of job run is superseded: ada has epoch 2"
+        assert world.node.end(first) == ("lease_superseded", why)
         with pytest.raises(Conflict, match="epoch 1 of job run is superseded: ada has epoch 2"):
             await world.hold(1)
 
 
-async def test_older_epochs_are_paused_once_and_may_be_used_then() -> None:
+async def test_older_epochs_are_paused_and_held_once_and_may_be_resumed_then() -> None:
     world = World()
-    old = await world.node.make()
+    old, at_rest = await world.node.make(), await world.node.make()
+    await world.node.pause(at_rest)
     async with world.reaping():
         await world.hold()
         await world.hold(on_superseded="pause", ttl_s=3600)
         await anyio.sleep(1)
-        assert world.node.states(old) == [PAUSED]
+        assert world.node.states(old, at_rest) == [PAUSED, PAUSED]
+        why = "epoch 1 of job run is superseded: ada has epoch 2"
+        assert (world.node.held(old), world.node.held(at_rest)) == (why, why)
         await world.node.resume(old)
         await anyio.sleep(2 * LATE_S)
         assert world.node.states(old) == [RUNNING]
+
+
+async def test_what_a_lapse_has_paused_is_held_once_its_epoch_is_superseded() -> None:
+    world = World()
+    old = await world.node.make()
+    async with world.reaping():
+        await world.hold()
+        await anyio.sleep(61)
+        assert (world.node.states(old), world.node.held(old)) == ([PAUSED], "")
+        await world.hold(on_superseded="pause", ttl_s=3600)
+        await anyio.sleep(1)
+        assert "superseded" in world.node.held(old)
+
+
+async def test_a_second_lapse_soon_after_the_first_pauses_again() -> None:
+    world = World()
+    sandbox = await world.node.make()
+    async with world.reaping():
+        await world.hold()
+        await anyio.sleep(61)
+        await world.hold(1)
+        await world.node.resume(sandbox)
+        await anyio.sleep(61)
+        assert world.node.states(sandbox) == [PAUSED]
 
 
 async def test_what_was_let_in_just_before_is_found_too() -> None:

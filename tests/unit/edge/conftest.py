@@ -27,9 +27,11 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Node:
 
     for module in (
         "service",
+        "changing",
         "lifecycle.owner",
         "sweep",
         "recording",
+        "resizing",
         "appending",
         "retelling",
         "shipping",

@@ -16,6 +16,7 @@ from dsec.base.ids import NodeId, mint_sandbox_id
 from dsec.edge.admission import AdmissionLimits
 from dsec.edge.backends.interface import Backend
 from dsec.edge.config import EdgeConfig
+from dsec.edge.network.services import Services
 from dsec.edge.server import make_edge_app
 from dsec.edge.service import EdgeService
 from dsec.edge.sim import Faults, SimBackend, SimHost
@@ -134,6 +135,7 @@ class Node:
         self.host = SimHost()
         self.faults = Faults()
         self.images = FakeImages()
+        self.services = Services.of({})
         self.clock: Clock = AnyClock()
 
     @asynccontextmanager
@@ -149,6 +151,7 @@ class Node:
             state=self.root / "state",
             run=self.root / "run",
             limits=limits or AdmissionLimits(memory_floor_bytes=0),
+            services=self.services,
         )
         mine = backends or [SimBackend(self.clock, host=self.host, faults=self.faults)]
         service = EdgeService(config, mine, self.images, self.clock, after_write=after_write)

@@ -88,10 +88,12 @@ def test_a_record_of_neither_kind_is_none(journal: Journal) -> None:
     assert journal.unreadable(ID)
 
 
-def test_the_reason_of_a_removal_is_kept(journal: Journal) -> None:
+@pytest.mark.parametrize("words", ["", "epoch 3 of job run: ada asked"])
+def test_the_reason_of_a_removal_is_kept(journal: Journal, words: str) -> None:
     journal.create(record(journal))
-    journal.mark(ID, "begun", "kill", "lifetime")
-    assert journal.stories()[0].stopping is StopReason.LIFETIME
+    journal.mark(ID, "begun", "kill", f"lifetime {words}")
+    [story] = journal.stories()
+    assert (story.stopping, story.stop_detail) == (StopReason.LIFETIME, words)
 
 
 def test_a_line_cut_off_by_a_crash_is_no_line(journal: Journal) -> None:

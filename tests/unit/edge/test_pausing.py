@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Coroutine
+from functools import partial
+
 import anyio
+import msgspec
 import pytest
 
-from dsec.base.errors import CapacityUnavailable, InternalError, SandboxGone
+from dsec.base.errors import CapacityUnavailable, Conflict, InternalError, SandboxGone
 from dsec.base.states import SandboxState, StopReason
 from dsec.edge import commands
 from dsec.edge.admission import AdmissionLimits
+from dsec.edge.lifecycle import resting
 from dsec.edge.lifecycle.owner import Owner
 from dsec.edge.service import EdgeService
+from dsec.wire.edge_v1 import PauseOrder
 from dsec.wire.sandbox import CommandSpec
 from tests.unit.edge.node import Node, request
 
@@ -82,7 +88,7 @@ async def test_a_command_in_flight_waits_with_the_sandbox(node: Node) -> None:
 async def test_who_comes_while_it_is_being_paused_waits_and_wakes_it(node: Node) -> None:
     async with node.edge() as edge, anyio.create_task_group() as group:
         owner = await made(edge)
-        gate = node.faults.hold("reclaim")
+        gate = node.faults.hold("freeze")
         codes: list[int | None] = []
 
         async def work() -> None:
@@ -100,6 +106,51 @@ async def test_who_comes_while_it_is_being_paused_waits_and_wakes_it(node: Node)
             while not codes:
                 await anyio.wait_all_tasks_blocked()
         assert (codes, owner.state) == ([0], S.RUNNING)
+
+
+@pytest.mark.parametrize("how", ["use", "resume", "stop"])
+@pytest.mark.parametrize("step", ["freeze", "reclaim"])
+async def test_who_wants_it_does_not_wait_until_its_memory_is_given_back(
+    node: Node, how: str, step: str
+) -> None:
+    async with node.edge() as edge, anyio.create_task_group() as group:
+        owner = await made(edge)
+        node.faults.hold("reclaim")  # for ever
+        freezing = node.faults.hold("freeze")
+        group.start_soon(_quietly, edge.pause, owner.record.id)
+        await anyio.wait_all_tasks_blocked()
+        if step == "reclaim":
+            freezing.set()
+            await anyio.wait_all_tasks_blocked()
+        assert owner.state is S.PAUSING
+        wants: dict[str, Callable[[], Coroutine[object, object, object]]] = {
+            "use": partial(run, owner, "true"),
+            "resume": partial(edge.resume, owner.record.id),
+            "stop": partial(edge.stop, owner.record.id),
+        }
+        group.start_soon(wants[how])
+        await anyio.wait_all_tasks_blocked()
+        freezing.set()
+        wanted = S.STOPPED if how == "stop" else S.RUNNING
+        with anyio.fail_after(60):
+            while owner.state is not wanted:
+                await anyio.wait_all_tasks_blocked()
+
+
+async def test_what_has_been_called_off_does_not_hurry_the_next_pause(node: Node) -> None:
+    async with node.edge() as edge, anyio.create_task_group() as group:
+        owner = await made(edge)
+        gate = node.faults.hold("reclaim")
+        group.start_soon(edge.pause, owner.record.id)
+        await anyio.wait_all_tasks_blocked()
+        assert await run(owner, "true") == 0
+        group.start_soon(edge.pause, owner.record.id)
+        await anyio.wait_all_tasks_blocked()
+        assert (await edge.get(owner.record.id)).state is S.PAUSING
+        gate.set()
+        with anyio.fail_after(60):
+            while (await edge.get(owner.record.id)).state is not S.PAUSED:
+                await anyio.wait_all_tasks_blocked()
 
 
 async def test_a_pause_that_fails_leaves_it_running(node: Node) -> None:
@@ -197,6 +248,53 @@ async def test_a_paused_sandbox_outlives_the_edge_paused(node: Node) -> None:
             assert await run(await edge.owner(owner.record.id), "true") == 0
 
 
+HELD = PauseOrder(held="somebody else has it")
+
+
+async def test_one_that_is_held_wakes_by_an_explicit_resume_alone(node: Node) -> None:
+    async with node.host.running():
+        async with node.edge() as edge:
+            owner = await made(edge)
+            sandbox = owner.record.id
+            plain = await edge.pause(sandbox)
+            view = await edge.pause(sandbox, HELD)
+            assert plain.pause is not None
+            assert view.pause == msgspec.structs.replace(plain.pause, held=HELD.held)
+            with pytest.raises(Conflict, match=HELD.held):
+                await edge.owner(sandbox)
+            with pytest.raises(Conflict, match="explicit resume"):
+                await run(owner, "true")  # had been found before
+            assert (await edge.pause(sandbox)).pause == view.pause
+        async with node.edge() as edge:  # and it is so after a restart
+            with pytest.raises(Conflict, match=HELD.held):
+                await edge.owner(sandbox)
+            assert (await edge.resume(sandbox)).state is S.RUNNING
+            await edge.pause(sandbox)
+            assert await run(await edge.owner(sandbox), "true") == 0
+
+
+@pytest.mark.parametrize("where", ["freeze", "reclaim"])
+async def test_one_that_runs_is_paused_and_held_in_one_go(node: Node, where: str) -> None:
+    async with node.edge() as edge, anyio.create_task_group() as group:
+        owner = await made(edge)
+        gate = node.faults.hold(where)
+        group.start_soon(edge.pause, owner.record.id, HELD)
+        await anyio.wait_all_tasks_blocked()
+        refused = []
+
+        async def use() -> None:
+            with pytest.raises(Conflict, match=HELD.held):
+                await run(owner, "true")
+            refused.append(True)
+
+        group.start_soon(use)  # waits for its turn, which comes after the pause
+        await anyio.wait_all_tasks_blocked()
+        assert (owner.state, refused) == (S.PAUSING, [])  # nor does it cut the pause short
+        gate.set()
+    assert refused == [True]
+    assert owner.state is S.PAUSED
+
+
 async def test_one_that_died_paused_while_no_edge_looked_is_lost(node: Node) -> None:
     async with node.host.running():
         async with node.edge() as edge:
@@ -271,8 +369,8 @@ async def test_one_left_still_by_a_crash_is_let_go_on(node: Node) -> None:
             assert await run(await edge.owner(owner.record.id), "true") == 0
 
 
-async def _cannot_go_on(node: Node, owner: Owner, how: str) -> None:
-    node.faults.fail_thaws = 1
+async def _cannot_go_on(node: Node, owner: Owner, how: str, more: int = 0) -> None:
+    node.faults.fail_thaws = 1 + more
     if how == "pause":
         node.faults.fail_freezes = 1
         await owner.pause()
@@ -302,6 +400,42 @@ async def test_one_that_cannot_be_let_go_on_says_so_and_is_tried_again(
         with anyio.fail_after(5):
             assert await run(owner, "true") == 0
         assert (owner.state, owner.paused) == (S.RUNNING, None)
+
+
+@pytest.mark.parametrize("more", [0, 1])
+@pytest.mark.parametrize("how", ["pause", "still"])
+async def test_one_that_could_not_be_let_go_on_is_tried_once_more_by_itself(
+    node: Node, monkeypatch: pytest.MonkeyPatch, how: str, more: int
+) -> None:
+    monkeypatch.setattr(resting, "AGAIN_S", 0.2)
+    async with node.edge() as edge:
+        owner = await made(edge)
+        with pytest.raises(InternalError, match="does not go on"):
+            await _cannot_go_on(node, owner, how, more)
+        await _until(lambda: owner.state is not S.PAUSED or node.faults.fail_thaws < more)
+        await _until(lambda: owner.state is not S.RESUMING)
+        assert (owner.state, node.faults.fail_thaws) == (S.PAUSED if more else S.RUNNING, 0)
+
+
+async def test_at_the_edges_start_it_is_tried_once_more_too(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resting, "AGAIN_S", 0.2)
+    async with node.host.running():
+        async with node.edge() as edge:
+            owner = await made(edge)
+            edge._journal.mark(owner.record.id, "begun", "still")
+            node.host.sandboxes[owner.record.id].freeze()
+        node.faults.fail_thaws = 1
+        async with node.edge() as edge:
+            owner = await edge.owner(owner.record.id, awake=False)
+            await _until(lambda: owner.state is S.RUNNING)
+
+
+async def _until(done: Callable[[], bool]) -> None:
+    with anyio.fail_after(60):
+        while not done():  # noqa: ASYNC110 - nobody is told of it
+            await anyio.sleep(0.001)
 
 
 @pytest.mark.parametrize("how", ["pause", "still"])

@@ -203,14 +203,16 @@ async def test_so_is_one_in_a_query(node: Node, where: str) -> None:
         assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_request")
 
 
-async def _answered(*lines: bytes, status: int = 200) -> tuple[str, dict[str, Any]]:
+async def _answered(
+    *lines: bytes, status: int = 200, tells: bool = True
+) -> tuple[str, dict[str, Any]]:
     async def nowhere(_: object) -> None:
         """Nobody listens."""
 
     async def over() -> None:
         """Nothing is recorded."""
 
-    answer = Answer(nowhere, NDJSON, over)
+    answer = Answer(nowhere, NDJSON, over, tells=tells)
     await answer({"type": "http.response.start", "status": status})
     for line in lines:
         await answer({"type": "http.response.body", "body": line, "more_body": True})
@@ -226,5 +228,7 @@ async def test_a_stream_that_broke_is_recorded_as_what_broke_it() -> None:
     assert await _answered(b'{"x":1}\n' + broken) == ("sandbox_gone", {"message": "over"})
     assert await _answered(made) == ("ok", {"children": ["a"]})
     assert await _answered(made, broken) == ("ok", {"children": ["a"], "error": "over"})
+    # A watch, say, is full of lines that are nobody's business.
+    assert await _answered(made, tells=False) == ("ok", {"size_bytes": len(made)})
     refused = b'{"error":{"code":"conflict","message":"no"}}'
     assert await _answered(refused, status=409) == ("conflict", {"message": "no"})

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -15,20 +14,13 @@ from dsec.base.states import SandboxState
 from dsec.edge import commands
 from dsec.edge.lifecycle.journal import Journal
 from dsec.edge.lifecycle.owner import Owner
-from dsec.edge.record import Resized
+from dsec.edge.record import Changed
 from dsec.edge.service import EdgeService
 from dsec.wire.sandbox import CommandSpec, Limits, Resize, SandboxView
+from tests.unit.edge.dying import Death, Killed
 from tests.unit.edge.node import Node, request
 
 LIMITS = Limits(memory_mb=64, cpu_cores=1, pids=32)
-
-
-@pytest.fixture(autouse=True)
-def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def now(_purpose: str, func: Callable[..., Any], *args: Any, **_: Any) -> Any:
-        return func(*args)
-
-    monkeypatch.setattr("dsec.edge.resizing.in_thread", now)
 
 
 async def made(edge: EdgeService, **spec: object) -> str:
@@ -95,19 +87,19 @@ async def fails_and_restarts(node: Node) -> None:
 async def test_what_cannot_be_noted_either_is_not_what_is_said(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    noted, limit = list[object](), Journal.limit
+    noted, change = list[object](), Journal.change
 
-    def once(journal: Journal, sandbox: str, resized: Resized) -> None:
-        noted.append(resized)
+    def once(journal: Journal, sandbox: str, changed: Changed) -> None:
+        noted.append(changed)
         if len(noted) > 1:
             raise OSError(errno.EIO, os.strerror(errno.EIO))
-        limit(journal, sandbox, resized)
+        change(journal, sandbox, changed)
 
     async with node.edge() as edge:
         sandbox = await made(edge)
         node.faults.fail_resizes = 1
         with monkeypatch.context() as patch:
-            patch.setattr(Journal, "limit", once)
+            patch.setattr(Journal, "change", once)
             with pytest.raises(InternalError, match="could not be changed"):
                 await edge.resize(sandbox, Resize(memory_mb=16))
         assert len(noted) == 2
@@ -124,7 +116,7 @@ async def test_limits_that_cannot_be_noted_at_the_start_are_those_of_before(
     async with node.host.running():
         sandbox = await killed_while_resizing(node, 2)
         before = node.host.sandboxes[sandbox].table.memory_limit_bytes
-        monkeypatch.setattr(Journal, "limit", broken)
+        monkeypatch.setattr(Journal, "change", broken)
         async with node.edge() as edge:
             assert before == 64 << 20
             assert (await edge.get(sandbox)).limits.memory_mb == 64
@@ -164,7 +156,7 @@ async def test_one_that_is_over_is_gone(node: Node) -> None:
         with pytest.raises(SandboxGone):
             await edge.resize(sandbox, Resize(memory_mb=128))
         with pytest.raises(SandboxGone):
-            await owner.resize(_never)
+            await owner.change(_never)
 
 
 async def _never(*_: object) -> Any:
@@ -180,22 +172,6 @@ async def test_a_restarted_edge_has_the_last_limits(node: Node) -> None:
         async with node.edge() as edge:
             assert (await edge.get(sandbox)).state is SandboxState.RUNNING
             assert shown(await edge.get(sandbox)) == (128, 1, 64, "be")
-
-
-class Killed(BaseException):
-    """The edge dies here."""
-
-
-class Death:
-    """Kills the edge after so many more writes of its journal."""
-
-    def __init__(self) -> None:
-        self.left = -1
-
-    def __call__(self, _number: int) -> None:
-        self.left -= 1
-        if self.left == 0:
-            raise Killed
 
 
 async def killed_while_resizing(node: Node, write: int) -> str:

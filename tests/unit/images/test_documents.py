@@ -137,6 +137,9 @@ def test_consecutive_layers_are_merged_up_to_a_size() -> None:
 
 
 def test_what_other_images_stand_on_too_is_a_mount_of_its_own() -> None:
+    for limit in ("content_bytes", "devices", "shared_bytes"):
+        with pytest.raises(InvalidRequest, match=f"{limit} is 0: it must be at least 1"):
+            MergeLimits(**{limit: 0})
     limits = MergeLimits(shared_bytes=80)
     layers = [layer_of(name, 40, [name]) for name in "abcd"]
     assert plan_merges(layers, limits, ["abx"]) == [["a", "b"], ["c", "d"]]

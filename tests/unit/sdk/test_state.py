@@ -25,6 +25,7 @@ from dsec.wire.sandbox import (
     DiffEntry,
     Heartbeat,
     Limits,
+    NetworkView,
     Pause,
     Recorded,
     SnapshotView,
@@ -70,6 +71,22 @@ async def test_resize_says_only_what_changes(platform: FakePlatform, box: Sandbo
     changes = {name: value for name, value in calls[0].json().items() if value is not None}
     assert changes == {"memory_mb": 512, "cpu_cores": 2.0, "qos": "be"}
     assert len(keys(calls)) == 1
+
+
+async def test_network(platform: FakePlatform, box: Sandbox) -> None:
+    view = NetworkView(enabled=True, address4="192.0.2.7", rules={"pypi": True})
+    platform.sandbox("GET", "/network", json(view))
+    platform.sandbox("PUT", "/network", LOST, json(view))
+    assert await box.network() == view
+    assert await box.set_network({"pypi": True}) == view
+    calls = platform.calls("PUT", "/network")
+    assert calls[0].json() == {"rules": {"pypi": True}}
+    assert len(keys(calls)) == 1
+    refusal = Conflict("made without a network", kind="network")
+    platform.sandbox("PUT", "/network", error(refusal))
+    with pytest.raises(Conflict, match="without a network"):
+        await box.set_network({})
+    assert sandbox_spec(DSecContainerRunArgs(container_image="x", network=True)).network
 
 
 async def test_pack_and_diff(platform: FakePlatform, box: Sandbox) -> None:
@@ -150,6 +167,40 @@ async def test_a_cancelled_fork_leaves_no_sandbox(platform: FakePlatform, box: S
         await box.fork(20)
     assert stopped(platform) == children(platform)
     assert len(stopped(platform)) == 20
+
+
+async def test_an_empty_fork_or_batch_is_the_servers_to_refuse(
+    platform: FakePlatform, client: DSecClient, box: Sandbox
+) -> None:
+    refusal = error(InvalidRequest("count: expected >= 1", place="count"))
+    platform.sandbox("POST", "/fork", refusal)
+    platform.on("POST", "/v1/sandboxes:batch", refusal)
+    with pytest.raises(InvalidRequest):
+        await box.fork(0)
+    with pytest.raises(InvalidRequest):
+        async for _ in client.run_containers(DSecContainerRunArgs("debian"), 0):
+            pass
+
+
+async def test_an_empty_id_is_an_id_and_not_none(
+    platform: FakePlatform, client: DSecClient, box: Sandbox
+) -> None:
+    refusal = error(InvalidRequest("command id '' must be 1 to 64 letters"))
+    platform.sandbox("POST", "/commands/run", refusal)
+    platform.sandbox("POST", "/commands", refusal)
+    platform.sandbox("POST", "/sessions", refusal)
+    for call in (
+        box.exec(["true"], command_id=""),
+        box.run_shell("true", command_id=""),
+        box.start(["true"], command_id=""),
+        box.open_session(session_id=""),
+    ):
+        with pytest.raises(InvalidRequest):
+            await call
+    sent = [call.json() for call in platform.seen if call.method == "POST"]
+    assert [body.get("command_id", body.get("session_id")) for body in sent] == ["", "", "", ""]
+    with pytest.raises(InvalidRequest, match="key is empty"):
+        await client.run_container(DSecContainerRunArgs("debian"), idempotency_key="")
 
 
 async def test_a_fork_that_is_refused_asks_for_nothing_more(

@@ -15,6 +15,7 @@ from dsec.sdk import sync
 
 ROOT = Path(__file__).resolve().parents[3]
 NAMES = [
+    "Branch",
     "CapacityUnavailable",
     "CollectReport",
     "Command",
@@ -36,6 +37,7 @@ NAMES = [
     "ImageReady",
     "ImageView",
     "InternalError",
+    "Interrupted",
     "InvalidRequest",
     "JobItem",
     "JobView",
@@ -44,6 +46,7 @@ NAMES = [
     "LimitError",
     "LintReport",
     "LintRule",
+    "NetworkView",
     "NodeView",
     "NotFound",
     "Output",
@@ -75,10 +78,10 @@ NAMES = [
     "Usage",
 ]
 METHODS = {
-    "DSecClient": "api_url close environments get images layers list jobs nodes open replay restore run_container run_containers snapshots store"
+    "DSecClient": "api_url branch close environments get images layers list jobs nodes open replay restore run_container run_containers snapshots store"
     " trajectory version",
-    "Sandbox": "command commands connect_port diff exec files fork forks forward id open_session pack"
-    " pause processes refresh resize resume run_shell sessions start steps stop trajectory usage view"
+    "Sandbox": "branch command commands connect_port diff exec files fork forks forward id network open_session pack"
+    " pause processes refresh resize resume run_shell sessions set_network start steps stop trajectory usage view"
     " warnings",
     "Steps": "next recorded",
     "Snapshots": "diff get list remove",

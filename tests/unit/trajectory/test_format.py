@@ -11,7 +11,7 @@ from dsec.trajectory import reader, writer
 from dsec.trajectory.format import HEADER, MAGIC, Begun, Ended, Entry, Inherited, entry_at, frame
 from dsec.trajectory.index import load
 from dsec.trajectory.inherit import inherit
-from dsec.trajectory.reader import read
+from dsec.trajectory.reader import NONE, Going, read
 from dsec.wire.sandbox import Captured
 
 ENTRIES: list[Entry] = [
@@ -52,6 +52,18 @@ def test_one_that_is_written_to_is_read_as_far_as_it_goes(path: Path) -> None:
     assert [entry.seq for entry in entries] == [2, 3]
     last = list(read(path))[-1]
     assert (last.op, last.ended_at, last.outcome) == ("pause", None, "")
+
+
+def test_what_cannot_be_going_on_was_interrupted(path: Path) -> None:
+    for seq in (4, 5, 6):
+        writer.append(path, frame(Begun(seq, 14.0, "command", f"c{seq}")))
+
+    def outcomes(going: Going) -> list[str]:
+        return [entry.outcome for entry in read(path, since=3, going=going)]
+
+    assert outcomes(Going()) == ["ok", "", "", ""]
+    assert outcomes(NONE) == ["ok", *["interrupted"] * 3]
+    assert outcomes(Going(after=5, commands={4})) == ["ok", "", "interrupted", ""]
 
 
 def test_a_file_cut_off_anywhere_keeps_its_whole_frames(path: Path) -> None:

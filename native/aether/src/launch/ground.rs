@@ -18,6 +18,7 @@ use std::os::fd::OwnedFd;
 #[derive(Debug)]
 pub(super) struct Ground {
     pub(super) host: File,
+    pub(super) network: File,
     pub(super) template: File,
 }
 
@@ -43,14 +44,15 @@ impl Ground {
     pub(super) fn prepare() -> Result<Self, StepError> {
         caps::hold_across_id_changes().at("hold capabilities", "")?;
         identity::become_id(0, &[]).at("become root", "")?;
-        let host = File::open("/proc/self/ns/mnt").at("open namespace", "/proc/self/ns/mnt")?;
+        let open = |path: &str| File::open(path).at("open namespace", path);
+        let (host, network) = (open("/proc/self/ns/mnt")?, open("/proc/self/ns/net")?);
         namespace::unshare_mounts().at("unshare mounts", "")?;
         mount::make_private().at("make private", "/")?;
         let root = make_root().at("make template root", "/")?;
-        let template = File::open("/proc/self/ns/mnt").at("open namespace", "/proc/self/ns/mnt")?;
+        let template = open("/proc/self/ns/mnt")?;
         enter(&root).at("enter template", "/")?;
         namespace::enter_mounts(&host).at("return to host", "/")?;
-        Ok(Self { host, template })
+        Ok(Self { host, network, template })
     }
 }
 

@@ -3,7 +3,7 @@
 
 use super::ground::Ground;
 use super::inside;
-use super::plan::{HostStep, Plan, IDS_INSIDE};
+use super::plan::{self, HostStep, Plan, IDS_INSIDE};
 use super::report::{Report, Stopwatch, SHOWN};
 use super::trip;
 use crate::confine::Confinement;
@@ -75,6 +75,7 @@ struct Site<'a> {
     channel: Option<OwnedFd>,
     owners: Option<OwnedFd>,
     devices: Option<OwnedFd>,
+    system: Option<OwnedFd>,
     layers: Vec<OwnedFd>,
     upper: Vec<OwnedFd>,
     root: Option<OwnedFd>,
@@ -101,6 +102,7 @@ pub(super) fn launch(ground: &Ground, spec: &LaunchSpec, plan: &Plan) -> Result<
         channel: None,
         owners: None,
         devices: None,
+        system: None,
         layers: Vec::new(),
         upper: Vec::new(),
         root: None,
@@ -129,7 +131,9 @@ impl Site<'_> {
             HostStep::Listen { socket } => self.listen(socket),
             HostStep::OpenGroups { work_v2, work_v1 } => self.open_groups(work_v2, work_v1)?,
             HostStep::OpenMeters { paths } => self.open_meters(paths)?,
-            HostStep::Clone { aether, agent_v2 } => self.clone(*aether, agent_v2),
+            HostStep::Clone { aether, agent_v2, network } => {
+                self.clone(*aether, agent_v2, network.as_deref())
+            }
             HostStep::MapIds { base } => self.map_ids(*base),
             HostStep::CopyLayer { path } => self.copy_layer(path),
             HostStep::CopyUpper { parent, upper, work } => self.copy_upper(parent, upper, work),
@@ -209,13 +213,15 @@ impl Site<'_> {
 
     /// The user namespace belongs to the id its maker has, and so does the child: an id that is
     /// not mapped inside. While it is at it in the template, it copies the shared /dev.
-    fn clone(&mut self, aether: u32, agent_v2: &str) -> io::Result<()> {
+    fn clone(&mut self, aether: u32, agent_v2: &str, network: Option<&str>) -> io::Result<()> {
         let agent = match agent_v2 {
             "" => None,
             path => Some(File::open(path)?),
         };
+        let network = network.map(File::open).transpose()?;
         let (ours, theirs) = fdpass::pair()?;
-        let side = self.clone_from_template(aether, agent.as_ref().map(AsFd::as_fd));
+        namespace::begin_time()?;
+        let side = self.clone_from_template(aether, agent.as_ref(), network.as_ref());
         if !matches!(side, Ok(Side::Child)) {
             self.go_home();
         }
@@ -233,10 +239,14 @@ impl Site<'_> {
     fn clone_from_template(
         &mut self,
         aether: u32,
-        agent: Option<std::os::fd::BorrowedFd<'_>>,
+        agent: Option<&File>,
+        network: Option<&File>,
     ) -> io::Result<Side> {
         namespace::enter_mounts(&self.ground.template)?;
         self.devices = Some(mount::copy(None, c"/dev")?);
+        if let Some(network) = network {
+            self.enter_network(network)?;
+        }
         // In this group, too, so that files delegated to it can be opened whatever its fs ids.
         identity::become_id(aether, &[aether])?;
         let namespaces = clone::NEW_USER
@@ -244,14 +254,28 @@ impl Site<'_> {
             | clone::NEW_PID
             | clone::NEW_IPC
             | clone::NEW_UTS
-            | clone::NEW_NET;
-        clone::clone(namespaces, agent)
+            | network.map_or(clone::NEW_NET, |_| 0);
+        clone::clone(namespaces, agent.map(AsFd::as_fd))
+    }
+
+    /// Its owner is the host's user namespace: root inside has no power over it, not to change it
+    /// nor to open raw sockets. Only here can its /sys be mounted, for the same reason.
+    fn enter_network(&mut self, network: &File) -> io::Result<()> {
+        namespace::enter_network(network)?;
+        let system = Context::open(plan::SYS.kind)?;
+        system.string(c"source", plan::SYS.source)?;
+        self.system = Some(system.mount(plan::SYS.attributes)?);
+        Ok(())
     }
 
     /// Back to root in the host's mounts. A launcher that cannot is of no use to anybody.
     fn go_home(&self) {
-        let home =
-            identity::become_id(0, &[]).and_then(|()| namespace::enter_mounts(&self.ground.host));
+        let home = identity::become_id(0, &[])
+            .and_then(|()| namespace::enter_mounts(&self.ground.host))
+            .and_then(|()| match self.spec.network {
+                Some(_) => namespace::enter_network(&self.ground.network),
+                None => Ok(()),
+            });
         if let Err(error) = home {
             eprint_line(&format!("aether launch: cannot return to the host: {error}"));
             reap::exit_now(71);
@@ -349,7 +373,9 @@ impl Site<'_> {
         else {
             return Err(io::Error::from_raw_os_error(libc::EBADF));
         };
-        fdpass::send(channel.as_fd(), b"mounts", &[root.as_fd(), devices.as_fd()])
+        let mut mounts = vec![root.as_fd(), devices.as_fd()];
+        mounts.extend(self.system.as_ref().map(AsFd::as_fd));
+        fdpass::send(channel.as_fd(), b"mounts", &mounts)
     }
 
     fn await_ready(&mut self) -> Result<io::Result<()>, Report> {

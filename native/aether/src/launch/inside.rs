@@ -89,6 +89,8 @@ struct Site<'a> {
     arrival: &'a Arrival<'a>,
     root: OwnedFd,
     devices: OwnedFd,
+    /// Of a network namespace that is not this one's own: only the launcher could mount it.
+    system: Option<OwnedFd>,
     empty: Option<OwnedFd>,
     device: Option<OwnedFd>,
 }
@@ -106,15 +108,18 @@ impl<'a> Site<'a> {
         // not mapped, and by them the kernel decides who may touch this process.
         identity::file_id(0)?;
         namespace::set_umask(0);
-        Ok(Self { arrival, root, devices, empty: None, device: None })
+        let system = descriptors.next();
+        Ok(Self { arrival, root, devices, system, empty: None, device: None })
     }
 
     fn execute(&mut self, step: &InsideStep) -> io::Result<()> {
         match step {
             InsideStep::AttachRoot => self.attach_root(),
             InsideStep::Mend { path, mode, uid, gid } => self.mend(path, *mode, *uid, *gid),
+            InsideStep::MakeMountPoint { path, mode } => self.make_mount_point(path, *mode),
             InsideStep::MakeDirectory { path, mode } => self.make_directory(path, *mode),
             InsideStep::Mount { what, at } => self.mount(what, at),
+            InsideStep::AttachSystem => self.attach_system(),
             InsideStep::AttachDevices => mount::attach(&self.devices, self.place("dev")?),
             InsideStep::NoUserNamespaces => self.forbid_user_namespaces(),
             InsideStep::Mask { path } => self.mask(path),
@@ -122,6 +127,7 @@ impl<'a> Site<'a> {
             InsideStep::WriteIfMissing { directory, name, text } => {
                 self.write_if_missing(directory, name, text)
             }
+            InsideStep::Write { directory, name, text } => self.write(directory, name, text),
             InsideStep::ShowTruth => self.show_truth(),
             InsideStep::EnterRoot => mount::pivot(&self.root),
             InsideStep::SetHostname { name } => namespace::set_hostname(name),
@@ -140,7 +146,7 @@ impl<'a> Site<'a> {
     /// A directory as the layers below have it; what is there instead is somebody's own.
     fn mend(&self, path: &str, mode: u32, uid: u32, gid: u32) -> io::Result<()> {
         let directory = match beneath::open(&self.root, path, Purpose::Change) {
-            Err(error) if is_other(&error) => return Ok(()),
+            Err(error) if leads_nowhere(&error) => return Ok(()),
             opened => File::from(opened?),
         };
         unix::fs::fchown(&directory, Some(uid), Some(gid))?;
@@ -148,17 +154,27 @@ impl<'a> Site<'a> {
         directory.set_permissions(Permissions::from_mode(mode))
     }
 
-    /// A mount point in the image's own tree: a directory, reached without symbolic links.
+    /// A mount point: a directory, reached without symbolic links.
     fn place(&self, path: &str) -> io::Result<OwnedFd> {
         beneath::open(&self.root, path, Purpose::Directory)
     }
 
+    /// What is no directory gives way, a link to one too: two mounts could meet where it leads, and
+    /// masks would be looked for under the wrong one.
+    fn make_mount_point(&self, path: &str, mode: u32) -> io::Result<()> {
+        match beneath::look(&self.root, path)? {
+            Some(Kind::Directory) => return Ok(()),
+            Some(_) => beneath::unlink(&self.root, path)?,
+            None => {}
+        }
+        beneath::make_directory(&self.root, path, mode)
+    }
+
+    /// Whatever is there instead is somebody's own.
     fn make_directory(&self, path: &str, mode: u32) -> io::Result<()> {
         match beneath::look(&self.root, path)? {
             None => beneath::make_directory(&self.root, path, mode),
-            Some(Kind::Directory) => Ok(()),
-            Some(Kind::Link) => Err(io::Error::from_raw_os_error(libc::ELOOP)),
-            Some(_) => Err(io::Error::from_raw_os_error(libc::ENOTDIR)),
+            Some(_) => Ok(()),
         }
     }
 
@@ -238,15 +254,40 @@ impl<'a> Site<'a> {
         Ok(())
     }
 
-    /// A link that leads nowhere counts as missing and is replaced, never followed.
-    fn write_if_missing(&self, directory: &str, name: &str, text: &str) -> io::Result<()> {
-        let directory = self.place(directory)?;
+    /// In place of whatever is there; a directory of that name stays.
+    fn write(&self, place: &str, name: &str, text: &str) -> io::Result<()> {
+        let Some(directory) = self.directory(place)? else { return Ok(()) };
+        match beneath::look(&directory, name)? {
+            Some(Kind::Directory) => return Ok(()),
+            Some(_) => beneath::unlink(&directory, name)?,
+            None => {}
+        }
+        File::from(beneath::create(&directory, name, 0o644)?).write_all(text.as_bytes())
+    }
+
+    /// It may be behind a link; without one there is nowhere to write.
+    fn directory(&self, place: &str) -> io::Result<Option<OwnedFd>> {
+        match beneath::follow(&self.root, place, Purpose::Directory) {
+            Err(error) if leads_nowhere(&error) || leads_elsewhere(&error) => Ok(None),
+            opened => opened.map(Some),
+        }
+    }
+
+    fn attach_system(&self) -> io::Result<()> {
+        let system = self.system.as_ref().ok_or_else(|| io::Error::from_raw_os_error(libc::EBADF))?;
+        mount::attach(system, self.place("sys")?)
+    }
+
+    /// A name that is a link is not followed: one that leads nowhere counts as missing and is
+    /// replaced.
+    fn write_if_missing(&self, place: &str, name: &str, text: &str) -> io::Result<()> {
+        let Some(directory) = self.directory(place)? else { return Ok(()) };
         let mut file = match beneath::look(&directory, name)? {
             None => File::from(beneath::create(&directory, name, 0o644)?),
             Some(Kind::File { empty: true }) => {
                 File::from(beneath::open(&directory, name, Purpose::Write)?)
             }
-            Some(Kind::Link) if self.dangles(name)? => {
+            Some(Kind::Link) if self.dangles(&format!("{place}/{name}"))? => {
                 beneath::unlink(&directory, name)?;
                 File::from(beneath::create(&directory, name, 0o644)?)
             }
@@ -255,9 +296,12 @@ impl<'a> Site<'a> {
         file.write_all(text.as_bytes())
     }
 
-    fn dangles(&self, name: &str) -> io::Result<bool> {
-        let path = format!("etc/{name}");
-        Ok(existing(beneath::follow(&self.root, &path))?.is_none())
+    fn dangles(&self, path: &str) -> io::Result<bool> {
+        match beneath::follow(&self.root, path, Purpose::Place) {
+            Err(error) if leads_nowhere(&error) => Ok(true),
+            Err(error) if leads_elsewhere(&error) => Ok(false),
+            opened => opened.map(|_| false),
+        }
     }
 
     fn close_descriptors(&self) -> io::Result<()> {
@@ -294,9 +338,16 @@ fn mount_truth(device: &OwnedFd) -> io::Result<OwnedFd> {
     context.mount(READ_ONLY | NO_SUID | NO_DEVICES | NO_EXEC)
 }
 
-/// Whether a path was not opened because it is missing, or no directory, or leads through a link.
-fn is_other(error: &io::Error) -> bool {
-    matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ENOTDIR | libc::ELOOP))
+/// Whether a path was not opened because it is missing, or leads through what is no directory, or
+/// through links that are not or cannot be followed.
+fn leads_nowhere(error: &io::Error) -> bool {
+    let nowhere = [libc::ENOENT, libc::ENOTDIR, libc::ELOOP, libc::ENAMETOOLONG];
+    error.raw_os_error().is_some_and(|number| nowhere.contains(&number))
+}
+
+/// Whether it was not opened because it leads into another mount.
+fn leads_elsewhere(error: &io::Error) -> bool {
+    error.raw_os_error() == Some(libc::EXDEV)
 }
 
 fn existing(opened: io::Result<OwnedFd>) -> io::Result<Option<OwnedFd>> {

@@ -25,7 +25,7 @@ pub(crate) enum HostStep {
     Listen { socket: String },
     OpenGroups { work_v2: String, work_v1: Vec<String> },
     OpenMeters { paths: Vec<String> },
-    Clone { aether: u32, agent_v2: String },
+    Clone { aether: u32, agent_v2: String, network: Option<String> },
     MapIds { base: u32 },
     CopyLayer { path: String },
     CopyUpper { parent: String, upper: String, work: String },
@@ -40,13 +40,16 @@ pub(crate) enum HostStep {
 pub(crate) enum InsideStep {
     AttachRoot,
     Mend { path: String, mode: u32, uid: u32, gid: u32 },
+    MakeMountPoint { path: &'static str, mode: u32 },
     MakeDirectory { path: &'static str, mode: u32 },
     Mount { what: &'static FileSystem, at: &'static str },
+    AttachSystem,
     AttachDevices,
     NoUserNamespaces,
     Mask { path: String },
     MakeReadOnly { path: String },
     WriteIfMissing { directory: &'static str, name: &'static str, text: String },
+    Write { directory: &'static str, name: &'static str, text: String },
     ShowTruth,
     EnterRoot,
     SetHostname { name: String },
@@ -70,7 +73,7 @@ const QUIET: u64 = NO_SUID | NO_DEVICES | NO_EXEC;
 
 static PROC: FileSystem =
     FileSystem { kind: c"proc", source: c"proc", options: &[], attributes: QUIET };
-static SYS: FileSystem =
+pub(super) static SYS: FileSystem =
     FileSystem { kind: c"sysfs", source: c"sysfs", options: &[], attributes: QUIET | READ_ONLY };
 static PTS: FileSystem = FileSystem {
     kind: c"devpts",
@@ -87,9 +90,11 @@ static SHM: FileSystem = FileSystem {
 static MQUEUE: FileSystem =
     FileSystem { kind: c"mqueue", source: c"mqueue", options: &[], attributes: QUIET };
 
-/// Directories every sandbox has, with their mode should the image lack them.
-const DIRECTORIES: [(&str, u32); 5] =
-    [("proc", 0o555), ("sys", 0o555), ("dev", 0o755), ("etc", 0o755), ("tmp", 0o1777)];
+/// Where something is mounted, with the mode should the image lack it.
+const MOUNT_POINTS: [(&str, u32); 3] = [("proc", 0o555), ("sys", 0o555), ("dev", 0o755)];
+
+/// Directories every sandbox has, unless something else is there.
+const DIRECTORIES: [(&str, u32); 2] = [("etc", 0o755), ("tmp", 0o1777)];
 
 /// Plan a launch. Pure; refuses what could not be launched safely.
 pub(crate) fn plan(spec: &LaunchSpec) -> Result<Plan, StepError> {
@@ -115,7 +120,8 @@ fn host_steps(spec: &LaunchSpec, aether: u32) -> Vec<HostStep> {
         let paths = meters.paths().map(String::clone).to_vec();
         steps.push(HostStep::OpenMeters { paths });
     }
-    steps.push(HostStep::Clone { aether, agent_v2: spec.agent_v2.clone() });
+    let network = spec.network.as_ref().map(|network| network.namespace.clone());
+    steps.push(HostStep::Clone { aether, agent_v2: spec.agent_v2.clone(), network });
     steps.push(HostStep::MapIds { base: spec.uid_base });
     steps.extend(spec.layers.iter().map(|path| HostStep::CopyLayer { path: path.clone() }));
     let (parent, upper, work) = common_parent(&spec.upper, &spec.work);
@@ -129,10 +135,14 @@ fn inside_steps(spec: &LaunchSpec) -> Vec<InsideStep> {
     let mut steps = vec![InsideStep::AttachRoot];
     // Before anything is mounted in it: a path shall mean the sandbox's own directory.
     steps.extend(spec.mends.iter().map(mend));
+    steps.extend(MOUNT_POINTS.map(|(path, mode)| InsideStep::MakeMountPoint { path, mode }));
     steps.extend(DIRECTORIES.map(|(path, mode)| InsideStep::MakeDirectory { path, mode }));
     steps.extend([
         InsideStep::Mount { what: &PROC, at: "proc" },
-        InsideStep::Mount { what: &SYS, at: "sys" },
+        match spec.network {
+            None => InsideStep::Mount { what: &SYS, at: "sys" },
+            Some(_) => InsideStep::AttachSystem,
+        },
         InsideStep::AttachDevices,
         InsideStep::Mount { what: &PTS, at: "dev/pts" },
         InsideStep::Mount { what: &SHM, at: "dev/shm" },
@@ -148,13 +158,22 @@ fn inside_steps(spec: &LaunchSpec) -> Vec<InsideStep> {
         name,
         text,
     }));
+    if let Some(network) = &spec.network {
+        let server = |address: &String| format!("nameserver {address}\n");
+        let text = network.resolvers.iter().map(server).collect();
+        steps.push(InsideStep::Write { directory: "etc", name: "resolv.conf", text });
+    }
     if spec.meters.is_some() {
         steps.push(InsideStep::ShowTruth);
     }
     steps.extend([
         InsideStep::EnterRoot,
         InsideStep::SetHostname { name: spec.hostname.clone() },
-        InsideStep::LoopbackUp,
+    ]);
+    if spec.network.is_none() {
+        steps.push(InsideStep::LoopbackUp);
+    }
+    steps.extend([
         InsideStep::StartSession,
         InsideStep::CloseDescriptors,
         InsideStep::DropCapabilities,
@@ -175,7 +194,7 @@ fn texts(spec: &LaunchSpec) -> Vec<(&'static str, String)> {
         ("hostname", format!("{name}\n")),
         ("hosts", format!("127.0.0.1\tlocalhost\n::1\tlocalhost\n127.0.1.1\t{name}\n")),
     ];
-    if spec.network == "none" {
+    if spec.network.is_none() {
         // What the C library assumes without the file; there are programs that insist on it.
         texts.push(("resolv.conf", "nameserver 127.0.0.1\n".to_owned()));
     }
@@ -205,12 +224,13 @@ fn check(spec: &LaunchSpec) -> Result<u32, StepError> {
     if spec.layers.is_empty() {
         return Err(refuse("layers", "there is none"));
     }
+    let network = spec.network.iter().map(|network| &network.namespace);
     let places = [&spec.upper, &spec.work, &spec.socket];
     let meters = spec.meters.iter().flat_map(Meters::paths);
     let groups = spec.cgroups.iter().map(|dir| &dir.path).chain(&spec.work_v1).chain(meters);
     let mended = spec.mends.iter().map(|(path, ..)| path);
     let inside = spec.masked_paths.iter().chain(&spec.readonly_paths).chain(mended);
-    for path in spec.layers.iter().chain(places).chain(groups).chain(inside) {
+    for path in spec.layers.iter().chain(places).chain(network).chain(groups).chain(inside) {
         let parts_fit = !path.split('/').any(|part| part == "..");
         if !path.starts_with('/') || path.contains('\0') || !parts_fit {
             return Err(refuse(path, "must be an absolute path without '..'"));
@@ -283,8 +303,11 @@ impl HostStep {
                 format!("open groups of commands: v2 {work_v2:?}, v1 {work_v1:?}")
             }
             Self::OpenMeters { paths } => format!("open meters {}", paths.join(" ")),
-            Self::Clone { aether, agent_v2 } => format!(
+            Self::Clone { aether, agent_v2, network: None } => format!(
                 "clone as {aether} into cgroup {agent_v2:?}: new user, mount, pid, ipc, uts, net"
+            ),
+            Self::Clone { aether, agent_v2, network: Some(network) } => format!(
+                "clone as {aether} into cgroup {agent_v2:?}: new user, mount, pid, ipc, uts; in {network}"
             ),
             Self::MapIds { base } => format!("map ids 0-{} to {base}-", IDS_INSIDE - 1),
             Self::CopyLayer { path } => format!("copy layer {path}, read-only, owners mapped"),
@@ -305,7 +328,8 @@ impl InsideStep {
         match self {
             Self::AttachRoot => "attach root",
             Self::Mend { .. } => "mend directory",
-            Self::MakeDirectory { .. } => "make mount point",
+            Self::MakeMountPoint { .. } => "make mount point",
+            Self::MakeDirectory { .. } => "make missing directory",
             Self::Mount { what, .. } => match what.kind.to_bytes() {
                 b"proc" => "mount proc",
                 b"sysfs" => "mount sysfs",
@@ -313,11 +337,13 @@ impl InsideStep {
                 b"mqueue" => "mount mqueue",
                 _ => "mount shm",
             },
+            Self::AttachSystem => "attach sysfs",
             Self::AttachDevices => "attach devices",
             Self::NoUserNamespaces => "forbid user namespaces",
             Self::Mask { .. } => "mask",
             Self::MakeReadOnly { .. } => "make read-only",
             Self::WriteIfMissing { .. } => "write if missing",
+            Self::Write { .. } => "write",
             Self::ShowTruth => "show truth",
             Self::EnterRoot => "enter root",
             Self::SetHostname { .. } => "set hostname",
@@ -331,14 +357,19 @@ impl InsideStep {
     /// The path a failure is about, as seen inside.
     pub(crate) fn path(&self) -> String {
         match self {
-            Self::MakeDirectory { path, .. } => format!("/{path}"),
+            Self::MakeMountPoint { path, .. } | Self::MakeDirectory { path, .. } => {
+                format!("/{path}")
+            }
             Self::Mount { at, .. } => format!("/{at}"),
+            Self::AttachSystem => "/sys".to_owned(),
             Self::AttachDevices => "/dev".to_owned(),
             Self::NoUserNamespaces => format!("/{USER_NAMESPACES}"),
             Self::Mask { path } | Self::MakeReadOnly { path } | Self::Mend { path, .. } => {
                 path.clone()
             }
-            Self::WriteIfMissing { directory, name, .. } => format!("/{directory}/{name}"),
+            Self::WriteIfMissing { directory, name, .. } | Self::Write { directory, name, .. } => {
+                format!("/{directory}/{name}")
+            }
             Self::SetHostname { name } => name.clone(),
             _ => "/".to_owned(),
         }
@@ -359,7 +390,11 @@ impl InsideStep {
             Self::Mend { path, mode, uid, gid } => {
                 format!("mend directory {path} ({mode:o}, {uid}:{gid}) if there")
             }
+            Self::MakeMountPoint { path, mode } => {
+                format!("make /{path} ({mode:o}) if it is no directory")
+            }
             Self::MakeDirectory { path, mode } => format!("make /{path} ({mode:o}) if missing"),
+            Self::Write { directory, name, text } => format!("write /{directory}/{name}: {text:?}"),
             Self::WriteIfMissing { directory, name, text } => {
                 format!("write /{directory}/{name} if missing or empty: {text:?}")
             }
@@ -401,7 +436,7 @@ mod tests {
             agent_v2: "/cg/1".into(),
             work_v2: "/cg/1".into(),
             work_v1: Vec::new(),
-            network: "none".into(),
+            network: None,
             masked_paths: vec!["/proc/kcore".into()],
             readonly_paths: vec!["/proc/sys".into()],
             capabilities: Vec::new(),

@@ -2,6 +2,7 @@
 
 use super::commands::Command;
 use super::conn::Conn;
+use super::denials::Denials;
 use super::sessions::Session;
 use super::truth::Truth;
 use super::worker::Bereaved;
@@ -37,6 +38,8 @@ pub(super) enum Source {
     Stream(u32),
     /// Somebody looks at the sandbox's limits.
     Truth,
+    /// A filter whose refused calls wait for their answer.
+    Denied(u64),
 }
 
 /// What is to happen at some time.
@@ -56,6 +59,8 @@ pub(super) enum Timer {
     ShutdownGrace,
     ShutdownEnd,
     Trim,
+    /// A filter that was asked too much is listened to again.
+    Denied(u64),
     /// A channel that cannot be listened on is opened again.
     Reopen,
 }
@@ -103,6 +108,8 @@ pub(super) struct Server {
     pub(super) kept: VecDeque<u64>,
     pub(super) kept_bytes: usize,
     pub(super) running: usize,
+    /// What was tried and refused.
+    pub(super) denials: Denials,
     /// Cgroups to remove after answers are out.
     pub(super) leftovers: Vec<super::cgroup::Cgroup>,
     /// Ended commands whose cgroup may be empty; looked at after answers are out.
@@ -159,6 +166,7 @@ impl Server {
             kept: VecDeque::new(),
             kept_bytes: 0,
             running: 0,
+            denials: Denials::default(),
             leftovers: Vec::new(),
             unsettled: Vec::new(),
             sweeping: false,
@@ -277,6 +285,7 @@ impl Server {
             Source::Input(key) => self.feed_input(key),
             Source::Group(key) => self.command_group(key),
             Source::Truth => self.tell_truth(),
+            Source::Denied(key) => self.denied(key, happened),
             Source::SessionReport(key) => self.session_report(key),
             Source::SessionOutput(key, which) => self.session_output(key, which),
             Source::SessionFeed(key) => self.session_feed(key),
@@ -331,6 +340,7 @@ impl Server {
                     }
                     memory::trim();
                 }
+                Timer::Denied(key) => self.hear_again(key),
                 Timer::Reopen => self.open_port(),
             }
         }

@@ -34,6 +34,7 @@ impl Server {
             "session_list" => self.session_list(id),
             "connect" => self.connect(id, payload)?,
             "usage" => self.usage(id),
+            "tamper" => self.tamper(id),
             "hold" => {
                 self.hold();
                 self.done(id);

@@ -3,12 +3,13 @@
 //! Each text is made from what the kernel enforces at that moment (the sandbox's control groups), so a
 //! change of limits needs no word here.
 
+use super::load::{self, Load};
 use crate::fuse::{self, File};
-use crate::sys::affinity;
+use crate::sys::{affinity, clock};
 use std::fmt::Write;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::OnceLock;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 /// Requests answered before the rest of the loop has its turn again.
 const AT_ONCE: usize = 16;
@@ -22,23 +23,14 @@ const PERIOD: u64 = 100_000;
 /// Ticks of processor time in /proc/stat, a second.
 const TICKS: u64 = 100;
 
-/// What is the same for all sandboxes of a host, read once by the launcher they are copies of.
-#[derive(Debug, Default)]
-struct Host {
-    /// The lines of /proc/cpuinfo on one processor.
-    processor: String,
-    /// When the host was started, seconds since the epoch.
-    started: u64,
-}
-
-static HOST: OnceLock<Host> = OnceLock::new();
+/// The lines of /proc/cpuinfo on one processor: the same for all sandboxes of a host, read once by
+/// the launcher they are copies of.
+static PROCESSOR: OnceLock<String> = OnceLock::new();
 
 /// Look at the host.
 pub(crate) fn learn() {
-    let text = |path| std::fs::read_to_string(path).unwrap_or_default();
-    let processors = text("/proc/cpuinfo");
-    let processor = processors.split("\n\n").next().unwrap_or_default().to_owned();
-    let _ = HOST.set(Host { processor, started: value(&text("/proc/stat"), "btime").unwrap_or(0) });
+    let processors = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let _ = PROCESSOR.set(processors.split("\n\n").next().unwrap_or_default().to_owned());
 }
 
 /// The open connection and files it takes.
@@ -46,7 +38,7 @@ pub(crate) fn learn() {
 pub(crate) struct Truth {
     device: OwnedFd,
     meters: Meters,
-    since: Instant,
+    load: Load,
     kept: Option<(File, Instant, String)>,
 }
 
@@ -79,7 +71,7 @@ impl Meters {
 
 impl Truth {
     pub(crate) fn new(device: OwnedFd, meters: Meters) -> Self {
-        Self { device, meters, since: Instant::now(), kept: None }
+        Self { device, meters, load: Load::default(), kept: None }
     }
 
     pub(super) fn device(&self) -> BorrowedFd<'_> {
@@ -93,9 +85,9 @@ impl Truth {
 
     /// Answer who waits. False once there is nothing more to come.
     pub(super) fn tell(&mut self) -> bool {
-        let Self { device, meters, since, kept } = self;
+        let Self { device, meters, load, kept } = self;
         for _ in 0..AT_ONCE {
-            match fuse::serve(&*device, |file| fresh(file, meters, *since, kept)) {
+            match fuse::serve(&*device, |file| fresh(file, meters, load, kept)) {
                 Ok(true) => {}
                 Ok(false) => return true,
                 Err(_) => return false,
@@ -112,7 +104,7 @@ impl Truth {
 fn fresh(
     file: File,
     meters: &Meters,
-    since: Instant,
+    load: &mut Load,
     kept: &mut Option<(File, Instant, String)>,
 ) -> String {
     let now = Instant::now();
@@ -121,20 +113,25 @@ fn fresh(
     {
         return text.clone();
     }
-    let text = make(file, meters, now.duration_since(since));
+    let text = make(file, meters, load);
     *kept = Some((file, now, text.clone()));
     text
 }
 
-fn make(file: File, meters: &Meters, age: Duration) -> String {
+fn make(file: File, meters: &Meters, load: &mut Load) -> String {
     let processors = meters.processors();
-    let host = HOST.get_or_init(Host::default);
+    let spent = || processor_time(&text_of(&meters.cpu));
+    let age = clock::since_start();
     match file {
         File::Memory => memory(&Memory::read(meters)),
-        File::Processors => processor_list(&host.processor, processors),
-        File::Statistics => {
-            let used = processor_time(&text_of(&meters.cpu));
-            statistics(used, ticks(age), processors, host.started)
+        File::Processors => processor_list(PROCESSOR.get_or_init(String::new), processors),
+        File::Statistics => statistics(spent(), ticks(age), processors, started(age)),
+        File::Uptime => uptime(spent(), ticks(age), processors),
+        File::Load => {
+            let (user, system) = spent();
+            load.look(age, Duration::from_millis((user + system) * (1000 / TICKS)));
+            let (count, last) = load::processes();
+            load.line(count, last)
         }
         File::Online if processors == 1 => "0\n".to_owned(),
         File::Online => format!("0-{}\n", processors - 1),
@@ -252,9 +249,27 @@ fn ticks(age: Duration) -> u64 {
     u64::try_from(age.as_millis()).unwrap_or(0) / (1000 / TICKS)
 }
 
+/// When that was, seconds since the epoch.
+fn started(age: Duration) -> u64 {
+    let begun = SystemTime::now().checked_sub(age);
+    let since = begun.and_then(|begun| begun.duration_since(SystemTime::UNIX_EPOCH).ok());
+    since.map_or(0, |since| since.as_secs())
+}
+
+/// Ticks in which its processors had nothing of its own to do.
+fn idle((user, system): (u64, u64), age: u64, processors: u32) -> u64 {
+    (age * u64::from(processors)).saturating_sub(user + system)
+}
+
+fn uptime(used: (u64, u64), age: u64, processors: u32) -> String {
+    let idle = idle(used, age, processors);
+    let seconds = |ticks: u64| format!("{}.{:02}", ticks / TICKS, ticks % TICKS);
+    format!("{} {}\n", seconds(age), seconds(idle))
+}
+
 fn statistics((user, system): (u64, u64), age: u64, processors: u32, started: u64) -> String {
     let count = u64::from(processors);
-    let idle = (age * count).saturating_sub(user + system);
+    let idle = idle((user, system), age, processors);
     let mut text = format!("cpu  {user} 0 {system} {idle} 0 0 0 0 0 0\n");
     for number in 0..processors {
         let share = [user, system, idle].map(|ticks| ticks / count);
@@ -322,6 +337,8 @@ mod tests {
         let text = processor_list("processor\t: 5\nmodel name\t: x\nsiblings\t: 64", 2);
         let one = |number| format!("processor\t: {number}\nmodel name\t: x\nsiblings\t: 2\n\n");
         assert_eq!(text, one(0) + &one(1));
+        assert_eq!(uptime((10, 4), 105, 2), "1.05 1.96\n");
+        assert_eq!(uptime((999, 4), 105, 2), "1.05 0.00\n");
         let text = statistics((10, 4), 100, 2, 99);
         assert!(text.starts_with("cpu  10 0 4 186 0 0 0 0 0 0\ncpu0 5 0 2 93 "), "{text}");
         assert!(text.contains("\ncpu1 5 0 2 93 ") && text.contains("\nbtime 99\n"), "{text}");

@@ -1,4 +1,5 @@
-//! Paths inside a tree that somebody else filled: no symbolic link is followed, nothing leaves it.
+//! Paths inside a tree that somebody else filled: nothing leaves it, and symbolic links are followed
+//! where it is said alone.
 
 use super::kernel::{check, owned};
 use std::ffi::{CStr, CString};
@@ -50,9 +51,19 @@ pub(crate) fn open(root: impl AsFd, path: &str, purpose: Purpose) -> io::Result<
     open_how(root.as_fd(), path, purpose, strict)
 }
 
-/// Open `path` below `root` as the sandbox would: links are followed, but never out of `root`.
-pub(crate) fn follow(root: impl AsFd, path: &str) -> io::Result<OwnedFd> {
-    open_how(root.as_fd(), path, Purpose::Place, libc::RESOLVE_IN_ROOT)
+/// How often a path is looked up that other renames and mounts of this host get in the way of.
+const FOLLOW_TRIES: u32 = 1_000;
+
+/// Open `path` below `root` as the sandbox would: links are followed, but never out of `root`, and
+/// not into another mount (EXDEV): a file system there may be anything's but the sandbox's.
+pub(crate) fn follow(root: impl AsFd, path: &str, purpose: Purpose) -> io::Result<OwnedFd> {
+    let within = libc::RESOLVE_IN_ROOT | libc::RESOLVE_NO_XDEV | libc::RESOLVE_NO_MAGICLINKS;
+    // EAGAIN: the kernel could not tell whether a ".." of a link stayed inside.
+    let busy = |opened: &io::Result<OwnedFd>| {
+        opened.as_ref().is_err_and(|error| error.raw_os_error() == Some(libc::EAGAIN))
+    };
+    let open = || open_how(root.as_fd(), path, purpose, within);
+    (1..FOLLOW_TRIES).map(|_| open()).find(|opened| !busy(opened)).unwrap_or_else(open)
 }
 
 fn open_how(

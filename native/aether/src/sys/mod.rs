@@ -5,6 +5,7 @@
 pub(crate) mod affinity;
 pub(crate) mod beneath;
 pub(crate) mod caps;
+pub(crate) mod clock;
 pub(crate) mod clone;
 pub(crate) mod fdpass;
 pub(crate) mod identity;

@@ -1,5 +1,6 @@
 //! Namespaces and what is set once in each: host name, loopback, session.
 
+use super::clock;
 use super::kernel::{check, check_long, owned};
 use std::ffi::CStr;
 use std::io;
@@ -17,11 +18,40 @@ pub(crate) fn unshare_cgroups() -> io::Result<()> {
     check(unsafe { libc::unshare(libc::CLONE_NEWCGROUP) }).map(drop)
 }
 
+/// Have the next processes made be in a time namespace of their own, which begins now: their
+/// uptime, and when they were started, count from here.
+pub(crate) fn begin_time() -> io::Result<()> {
+    const NEW_TIME: libc::c_int = 0x80;
+    // SAFETY: a plain number.
+    match check(unsafe { libc::unshare(NEW_TIME) }) {
+        // A kernel without them.
+        Err(error) if error.raw_os_error() == Some(libc::EINVAL) => return Ok(()),
+        done => done.map(drop)?,
+    }
+    let passed = clock::since_start();
+    let (seconds, nanos) = match passed.subsec_nanos() {
+        0 => (passed.as_secs(), 0),
+        nanos => (passed.as_secs() + 1, 1_000_000_000 - nanos),
+    };
+    match std::fs::write("/proc/self/timens_offsets", format!("boottime -{seconds} {nanos}\n")) {
+        // A root that may not: they tell the host's.
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => Ok(()),
+        done => done,
+    }
+}
+
 /// Go to another mount namespace; root and working directory become its root.
 pub(crate) fn enter_mounts(namespace: impl AsFd) -> io::Result<()> {
     let namespace = namespace.as_fd().as_raw_fd();
     // SAFETY: plain numbers.
     check(unsafe { libc::setns(namespace, libc::CLONE_NEWNS) }).map(drop)
+}
+
+/// Go to another network namespace.
+pub(crate) fn enter_network(namespace: impl AsFd) -> io::Result<()> {
+    let namespace = namespace.as_fd().as_raw_fd();
+    // SAFETY: plain numbers.
+    check(unsafe { libc::setns(namespace, libc::CLONE_NEWNET) }).map(drop)
 }
 
 /// Name the host.

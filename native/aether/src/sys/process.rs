@@ -322,9 +322,11 @@ pub(crate) enum ExecStep {
     Trying,
     /// Not a failure: the terminal's master comes with this record.
     Master,
+    /// Not a failure: the filter's listener comes with this record, or there is none.
+    Listener,
 }
 
-const STEPS: [(ExecStep, &str); 10] = [
+const STEPS: [(ExecStep, &str); 11] = [
     (ExecStep::Session, "session"),
     (ExecStep::Terminal, "terminal"),
     (ExecStep::Streams, "streams"),
@@ -335,6 +337,7 @@ const STEPS: [(ExecStep, &str); 10] = [
     (ExecStep::Execute, "execute"),
     (ExecStep::Trying, "trying"),
     (ExecStep::Master, "master"),
+    (ExecStep::Listener, "listener"),
 ];
 
 impl ExecStep {
@@ -380,7 +383,7 @@ pub(crate) fn execute(
     exec: &Exec,
     channel: RawFd,
     tasks: &[OwnedFd],
-    confine: &dyn Fn() -> io::Result<()>,
+    confine: &dyn Fn() -> io::Result<Option<RawFd>>,
 ) -> ! {
     let at = |step: ExecStep, result: io::Result<()>| {
         if let Err(error) = result {
@@ -401,13 +404,25 @@ pub(crate) fn execute(
         unsafe { libc::syscall(libc::SYS_close_range, 3_u32, u32::MAX, libc::CLOSE_RANGE_CLOEXEC) };
     // SAFETY: takes an integer.
     let _ = unsafe { libc::umask(0o022) };
-    at(ExecStep::Confine, confine());
+    match confine() {
+        Ok(listener) => hand_over(channel, listener),
+        Err(error) => stop_at(channel, ExecStep::Confine, &error),
+    }
     at(ExecStep::User, set_ids(&exec.ids));
     // SAFETY: a NUL-terminated string that outlives the call.
     at(ExecStep::Cwd, check(unsafe { libc::chdir(exec.cwd.as_ptr()) }));
     reset_signals();
     let error = try_candidates(exec, channel);
     stop_at(channel, ExecStep::Execute, &error)
+}
+
+/// The listener is aether's: nothing that is executed may ever hold it.
+fn hand_over(channel: RawFd, listener: Option<RawFd>) {
+    tell(channel, ExecStep::Listener, 0, 0, listener);
+    if let Some(fd) = listener {
+        // SAFETY: made a moment ago and owned by nobody else; the copy on its way remains.
+        let _ = unsafe { libc::close(fd) };
+    }
 }
 
 fn give_streams(stdio: [RawFd; 3]) -> io::Result<()> {

@@ -1,10 +1,25 @@
-//! Installing what `confine.rs` computed. Nothing here allocates: it runs between clone and exec.
+//! Installing what `confine/` computed, and answering for it. Installing allocates nothing: it runs
+//! between clone and exec.
 
 use super::kernel::{check, check_long};
 use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 
-/// Hold this thread, and all it starts, to a filter.
+/// Hold this thread, and all it starts, to a filter; an empty one is none.
 pub(crate) fn install(filter: &[libc::sock_filter]) -> io::Result<()> {
+    if filter.is_empty() {
+        return Ok(());
+    }
+    set_filter(filter, 0).map(drop)
+}
+
+/// As `install`; the descriptor hears of calls for which the filter asks, and is closed on exec.
+pub(crate) fn install_listened(filter: &[libc::sock_filter]) -> io::Result<RawFd> {
+    let listener = set_filter(filter, libc::SECCOMP_FILTER_FLAG_NEW_LISTENER)?;
+    RawFd::try_from(listener).map_err(|_| io::Error::from_raw_os_error(libc::EBADF))
+}
+
+fn set_filter(filter: &[libc::sock_filter], flags: libc::c_ulong) -> io::Result<libc::c_long> {
     let Ok(len) = libc::c_ushort::try_from(filter.len()) else {
         return Err(io::Error::from_raw_os_error(libc::EINVAL));
     };
@@ -12,7 +27,35 @@ pub(crate) fn install(filter: &[libc::sock_filter]) -> io::Result<()> {
     let program = libc::sock_fprog { len, filter: filter.as_ptr().cast_mut() };
     let (call, mode) = (libc::SYS_seccomp, libc::SECCOMP_SET_MODE_FILTER);
     // SAFETY: pointer and length are the slice's own; it and the structure live through the call.
-    check_long(unsafe { libc::syscall(call, mode, 0, &raw const program) }).map(drop)
+    check_long(unsafe { libc::syscall(call, mode, flags, &raw const program) })
+}
+
+/// A call that waits for an answer.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Asked {
+    id: u64,
+    pub(crate) number: libc::c_long,
+    pub(crate) args: [u64; 6],
+}
+
+/// The next call that waits. Where epoll has just called the listener readable this does not block:
+/// a call that was given up meanwhile is an error.
+pub(crate) fn receive(listener: BorrowedFd<'_>) -> io::Result<Asked> {
+    // SAFETY: plain data; the kernel wants all zero.
+    let mut asked: libc::seccomp_notif = unsafe { std::mem::zeroed() };
+    let fd = listener.as_raw_fd();
+    // SAFETY: the kernel writes one such structure, whose size is part of the number.
+    check(unsafe { libc::ioctl(fd, libc::SECCOMP_IOCTL_NOTIF_RECV, &raw mut asked) })?;
+    Ok(Asked { id: asked.id, number: asked.data.nr.into(), args: asked.data.args })
+}
+
+/// Answer it with an error number. Whoever asked may be gone: nothing is lost.
+pub(crate) fn refuse(listener: BorrowedFd<'_>, asked: Asked, errno: i32) {
+    let mut answer = libc::seccomp_notif_resp { id: asked.id, val: 0, error: -errno, flags: 0 };
+    // SAFETY: the kernel reads one such structure, whose size is part of the number.
+    let _ = unsafe {
+        libc::ioctl(listener.as_raw_fd(), libc::SECCOMP_IOCTL_NOTIF_SEND, &raw mut answer)
+    };
 }
 
 /// No program gives more rights than its caller has.

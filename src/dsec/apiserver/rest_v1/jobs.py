@@ -14,7 +14,7 @@ from dsec.apiserver.rest_v1.silence import silent_header
 from dsec.base.errors import NotFound
 from dsec.control.jobs import Jobs, job_view
 from dsec.control.leases import Leases
-from dsec.kit.http import Ndjson, Route, json_response, read_body, read_query
+from dsec.kit.http import Ndjson, Route, json_response, key_of, read_body, read_query
 from dsec.kit.table import NDJSON, row
 from dsec.wire.public_v1 import JobItem, JobView, LeaseRequest
 from dsec.wire.sandbox import Heartbeat, Name, StreamError
@@ -58,8 +58,7 @@ class JobsRest:
     async def hold_lease(self, request: Request) -> Response:
         """Take a job's lease, which begins a new epoch, or renew it."""
         job, wanted = _job(request), await read_body(request, LeaseRequest)
-        key = request.headers.get("idempotency-key", "")
-        lease = await self._leases.hold(caller_of(request), job, wanted, key)
+        lease = await self._leases.hold(caller_of(request), job, wanted, key_of(request))
         return json_response(job_view(lease.project, job, lease, []))
 
     async def release_lease(self, request: Request) -> Response:

@@ -16,10 +16,10 @@ from dsec.base.states import SandboxState
 from dsec.control.edges import Edges
 from dsec.control.listing import Wanted, list_sandboxes
 from dsec.control.sandboxes import Sandboxes
-from dsec.kit.http import Ndjson, Route, json_response, read_body, read_query
+from dsec.kit.http import Ndjson, Route, json_response, key_of, read_body, read_query
 from dsec.kit.table import NDJSON, row
 from dsec.wire.public_v1 import BatchItem, CreateBatch, CreateSandbox, SandboxList
-from dsec.wire.sandbox import Heartbeat, SandboxView, StreamError
+from dsec.wire.sandbox import Heartbeat, Name, SandboxView, StreamError
 
 
 class ListQuery(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -27,7 +27,7 @@ class ListQuery(Struct, kw_only=True, forbid_unknown_fields=True):
 
     label: str | list[str] = field(default_factory=list)
     state: str | list[str] = field(default_factory=list)
-    job: str = ""
+    job: Name | None = None
     limit: Annotated[int, Meta(ge=1, le=1000)] = 100
     next: str = ""
 
@@ -35,12 +35,12 @@ class ListQuery(Struct, kw_only=True, forbid_unknown_fields=True):
         """The same as the use case takes it.
 
         Raises:
-            InvalidRequest: a label has no `=`, or there is no such state.
+            InvalidRequest: a label has no `=` or no name, or there is no such state.
         """
         return Wanted(
             labels=_labels(_many(self.label)),
             states=_states(_many(self.state)),
-            job=self.job,
+            job=self.job or "",
             limit=self.limit,
             after=self.next,
         )
@@ -56,13 +56,13 @@ class SandboxesRest:
     async def create_sandbox(self, request: Request) -> Response:
         """Create a sandbox and wait until it runs."""
         spec = await read_body(request, CreateSandbox, MAX_SPEC_BYTES)
-        view = await self._sandboxes.create(caller_of(request), spec, _key(request))
+        view = await self._sandboxes.create(caller_of(request), spec, key_of(request))
         return json_response(view, 201)
 
     async def create_sandboxes(self, request: Request) -> Ndjson:
         """Create many alike; each is reported when it is ready."""
         batch = await read_body(request, CreateBatch, MAX_SPEC_BYTES)
-        return Ndjson(self._sandboxes.create_batch(caller_of(request), batch, _key(request)))
+        return Ndjson(self._sandboxes.create_batch(caller_of(request), batch, key_of(request)))
 
     async def list_sandboxes(self, request: Request) -> Response:
         """List sandboxes, newest first."""
@@ -88,10 +88,6 @@ class SandboxesRest:
         ]
 
 
-def _key(request: Request) -> str:
-    return request.headers.get("idempotency-key", "")
-
-
 def _many(value: str | list[str]) -> list[str]:
     return [value] if isinstance(value, str) else value
 
@@ -100,8 +96,10 @@ def _labels(pairs: list[str]) -> dict[str, str]:
     labels: dict[str, str] = {}
     for pair in pairs:
         name, equals, value = pair.partition("=")
-        if not equals:
-            raise InvalidRequest(f"label {pair!r} is not of the form k=v")
+        if not equals or not name:
+            raise InvalidRequest(f"label {pair!r} is not of the form k=v", place="label")
+        if name in labels:
+            raise InvalidRequest(f"label {name!r} is given twice", place="label")
         labels[name] = value
     return labels
 

@@ -36,11 +36,13 @@ from dsec.edge.images import Environments
 from dsec.edge.launcher import Launchers
 from dsec.edge.record import SandboxRecord
 from dsec.kit.blocking import in_thread
+from dsec.kit.recall import Recall
 from dsec.linux import hostinfo, probes, processors
 from dsec.linux.cgroup import bounding, freezing, groups, reclaiming, refilling
 from dsec.linux.cgroup.detect import detect
 from dsec.linux.cgroup.interface import Layout
 from dsec.linux.disk_use import allocated_bytes
+from dsec.linux.long_writes import write_long
 from dsec.wire.public_v1 import Capability
 from dsec.wire.sandbox import Pause, SandboxSpec, Usage
 
@@ -119,6 +121,8 @@ class ContainerBackend:
             said.append(
                 f"network_rules: this node has no network for sandboxes; not reachable: {names}"
             )
+        elif spec.network:
+            said.append("network: this node has no network for sandboxes")
         if spec.limits.cpu_cores > (cpus := hostinfo.cpus()):
             said.append(f"cpu_cores: {spec.limits.cpu_cores:g} may be used and the node has {cpus}")
         return said
@@ -252,10 +256,12 @@ class ContainerBackend:
         reclaiming.restrain(self._layout, sandbox)
         freezing.thaw(self._layout, sandbox)
 
-    async def reclaim(self, record: SandboxRecord) -> Pause:
+    async def reclaim(self, record: SandboxRecord, recall: Recall) -> Pause:
         """Take back its memory, what it has of its own into the host's swap."""
         at = self._clock.now()
-        taken = await in_thread("reclaim", reclaiming.reclaim, self._layout, record.id)
+        force = partial(write_long, self._config.aether)
+        work = partial(reclaiming.reclaim, self._layout, record.id, recall, force)
+        taken = await in_thread("reclaim", work)
         return Pause(
             at=at,
             memory_before_bytes=taken.before_bytes,

@@ -13,8 +13,9 @@ from typing import Protocol, runtime_checkable
 from anyio.abc import ByteStream
 
 from dsec.edge.record import SandboxRecord
+from dsec.kit.recall import Recall
 from dsec.wire.public_v1 import Capability
-from dsec.wire.sandbox import Pause, SandboxSpec, Usage
+from dsec.wire.sandbox import NetworkView, Pause, SandboxSpec, Usage
 
 
 class Backend(Protocol):
@@ -96,8 +97,11 @@ class Backend(Protocol):
         """Let a frozen sandbox go on, limited as it was before any pause. Harmless twice."""
         ...
 
-    async def reclaim(self, record: SandboxRecord) -> Pause:
-        """Take back what memory a frozen sandbox can do without, and say how much that was."""
+    async def reclaim(self, record: SandboxRecord, recall: Recall) -> Pause:
+        """Take back what memory a frozen sandbox can do without, and say how much that was.
+
+        Called off, it soon returns with what it has until then.
+        """
         ...
 
     async def refill(self, record: SandboxRecord) -> None:
@@ -137,4 +141,23 @@ class CountsOomKills(Protocol):
 
     def oom_kills(self, record: SandboxRecord) -> int:
         """Processes its memory limit has killed so far. Quick: called after every command."""
+        ...
+
+
+@runtime_checkable
+class NetworkOf(Protocol):
+    """A backend whose sandboxes may have a network: those whose specification says `network`."""
+
+    async def network(self, record: SandboxRecord) -> NetworkView:
+        """Its addresses, its rules, its traffic, and what was denied."""
+        ...
+
+    async def apply_network(self, record: SandboxRecord) -> None:
+        """Bring the network of a live sandbox to the rules of its record. Harmless twice.
+
+        On return they are in force, and connections that they do not allow are cut.
+
+        Raises:
+            InvalidRequest, Unsupported: these rules cannot be had here; nothing has changed.
+        """
         ...

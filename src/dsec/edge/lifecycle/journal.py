@@ -2,7 +2,7 @@
 
     <state>/sandboxes/<id>/record.json   the facts, written once, whole or not at all
     <state>/sandboxes/<id>/journal       one line per step: begun, done or undone, and which
-    <state>/sandboxes/<id>/limits.json   what it has in place of the record's, if they were changed
+    <state>/sandboxes/<id>/changed.json  what has come in place of a part of the record, if any
     <state>/ended/<id>.json              how it ended, kept for a while
     <state>/trajectories/<id>            what had happened in it, kept as long
     <state>/trash/                       directories given up, removed when there is time
@@ -28,7 +28,7 @@ from dsec.base.states import StopReason
 from dsec.edge import lives, shipping
 from dsec.edge.histories import TRAJECTORY, copy_history
 from dsec.edge.lifecycle.machine import Action
-from dsec.edge.record import Resized, SandboxRecord, read_record
+from dsec.edge.record import Changed, SandboxRecord, read_record
 from dsec.images import disk
 from dsec.wire.sandbox import Pause, SandboxView
 
@@ -38,7 +38,7 @@ Mark = Literal["begun", "done", "undone"]
 
 _MARKS: tuple[Mark, ...] = ("begun", "done", "undone")
 RECORD = "record.json"
-LIMITS = "limits.json"
+CHANGED = "changed.json"
 JOURNAL = "journal"
 PRIVATE = 0o700
 
@@ -49,18 +49,28 @@ class Story(msgspec.Struct, kw_only=True):
     id: str
     record: SandboxRecord | None
     """None: killed before the record was whole, so nothing of it was made."""
-    resized: Resized | None = None
-    """What the record has in place of its own limits, if they were changed."""
+    changed: Changed | None = None
+    """What the record has in place of a part of its own, if that was changed."""
     steps: list[tuple[Mark, str, str]]
 
     @property
     def stopping(self) -> StopReason | None:
         """Why it was being removed, if it was."""
-        for mark, what, detail in self.steps:
-            if mark == "begun" and what == Action.KILL:
-                known = detail in StopReason.__members__.values()
-                return StopReason(detail) if known else StopReason.REQUESTED
-        return None
+        if self._removal is None:
+            return None
+        reason = self._removal.partition(" ")[0]
+        known = reason in StopReason.__members__.values()
+        return StopReason(reason) if known else StopReason.REQUESTED
+
+    @property
+    def stop_detail(self) -> str:
+        """The same in words, as far as there was more to say."""
+        return (self._removal or "").partition(" ")[2]
+
+    @property
+    def _removal(self) -> str | None:
+        begun = (d for mark, what, d in self.steps if (mark, what) == ("begun", Action.KILL))
+        return next(begun, None)
 
     @property
     def launched(self) -> bool:
@@ -125,13 +135,13 @@ class Journal:
         lives.begin(record)
         self.mark(record.id, "begun", Action.LAUNCH)
 
-    def limit(self, sandbox: str, resized: Resized) -> None:
-        """Write down other limits than the record's.
+    def change(self, sandbox: str, changed: Changed) -> None:
+        """Write down what has come in place of a part of the record.
 
         Raises:
             FileNotFoundError: it is over. OSError: the node's disk is full.
         """
-        self._write_whole(self.directory(sandbox) / LIMITS, msgspec.json.encode(resized))
+        self._write_whole(self.directory(sandbox) / CHANGED, msgspec.json.encode(changed))
 
     def launched(self, record: SandboxRecord, now: float) -> None:
         """Write that it runs."""
@@ -218,9 +228,9 @@ class Journal:
         record = None
         with contextlib.suppress(FileNotFoundError, NotADirectoryError, msgspec.MsgspecError):
             record = read_record((directory / RECORD).read_bytes())
-        resized = _read_limits(directory)
-        if record is not None and resized is not None:
-            record = resized.over(record)
+        changed = _read_changed(directory)
+        if record is not None and changed is not None:
+            record = changed.over(record)
         try:
             lines = (directory / JOURNAL).read_text().splitlines()
         except (FileNotFoundError, NotADirectoryError):
@@ -228,7 +238,7 @@ class Journal:
         return Story(
             id=directory.name,
             record=record,
-            resized=resized,
+            changed=changed,
             steps=[s for line in lines if (s := _parse(line))],
         )
 
@@ -252,9 +262,9 @@ class Journal:
             self._after_write(self._writes)
 
 
-def _read_limits(directory: Path) -> Resized | None:
+def _read_changed(directory: Path) -> Changed | None:
     with contextlib.suppress(FileNotFoundError, NotADirectoryError, msgspec.MsgspecError):
-        return msgspec.json.decode((directory / LIMITS).read_bytes(), type=Resized)
+        return msgspec.json.decode((directory / CHANGED).read_bytes(), type=Changed)
     return None
 
 

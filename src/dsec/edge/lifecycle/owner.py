@@ -18,11 +18,11 @@ from dsec.base.errors import DsecError, InternalError, SandboxGone, StartFailed,
 from dsec.base.states import FINAL, SandboxState, StopReason
 from dsec.edge.backends.interface import Backend, CountsOomKills
 from dsec.edge.channel import AetherChannel, gone
-from dsec.edge.lifecycle import machine, resting
+from dsec.edge.lifecycle import failures, machine, resting
 from dsec.edge.lifecycle.journal import Mark
 from dsec.edge.lifecycle.machine import Action
 from dsec.edge.lifecycle.standing import Standing
-from dsec.edge.lifecycle.surroundings import Resizing, Surroundings
+from dsec.edge.lifecycle.surroundings import Changing, Surroundings
 from dsec.edge.record import SandboxRecord
 from dsec.images import disk
 from dsec.kit.blocking import in_thread
@@ -180,7 +180,7 @@ class Owner:
             try:
                 await in_thread("disk", self._around.journal.create, self.record)
             except OSError as exc:
-                self.failure = self._not_started(exc, "its journal could not be written", "journal")
+                self.failure = failures.not_written(self.record, exc)
             except Exception as exc:  # noqa: BLE001 - the edge outlives a bug in one sandbox
                 self.failure = as_error(exc)
             if self.failure is None:
@@ -211,8 +211,8 @@ class Owner:
             answers = stopping is None and lost is None
             await self._follow_quietly(machine.Found(answers, stopping))
 
-    async def stop(self, reason: StopReason) -> None:
-        """Stop it and return when nothing of it is left. Harmless twice.
+    async def stop(self, reason: StopReason, detail: str = "") -> None:
+        """Stop it, for a reason and in words, and return when nothing of it is left. Harmless twice.
 
         Raises:
             InternalError: something of it cannot be removed; calling again tries again.
@@ -223,41 +223,52 @@ class Owner:
             if self.over.is_set():
                 return
             if self.state in machine.ALIVE or self.state is SandboxState.CREATING:
+                self.detail = detail
                 await self._follow(machine.StopWanted(reason))
             else:
                 await self._act(machine.REMOVAL)
         finally:
             self._turn.release()
 
-    async def pause(self, unless: Callable[[], bool] | None = None) -> None:
+    async def pause(self, unless: Callable[[], bool] | None = None, held: str = "") -> None:
         """Freeze it and take back its memory; harmless twice.
 
         Args:
             unless: asked when its turn has come; True = leave it as it is.
+            held: why only an explicit resume may wake it then; "" = whatever wants to use it does.
 
         Raises:
             SandboxGone: it is over. Unsupported, StorageFull, InternalError: it runs on.
         """
-        if self.record.id in self._around.paused:
+        if self.record.id in self._around.paused and not held:
             return
-        async with resting.place(), self._turn:  # in this order: it runs on while it waits
-            if self.state is SandboxState.PAUSED or (unless is not None and unless()):
+        async with resting.place(), self._standing.resting(self._turn, held=bool(held)):
+            if unless is not None and unless():
                 return
-            self._check_running()
-            await self._follow(machine.PauseWanted())
+            if self.state is not SandboxState.PAUSED:
+                self._check_running()
+                await self._follow(machine.PauseWanted())
+            if held:
+                pause = resting.held(self.paused, held)
+                with disk.full_disk_named(self.record.path.parent):
+                    await self._mark(("done", Action.PAUSE, resting.said(pause)))
+                self.paused = pause
 
-    async def wake(self) -> None:
-        """Have it run: waits while it is being paused or resumed, and resumes one that is paused.
+    async def wake(self, *, explicitly: bool = False) -> None:
+        """Have it run: cuts a pause short, waits while it is resumed, and resumes one that is paused.
 
         Raises:
             SandboxGone: it is over. CapacityUnavailable: there is no room now; it stays paused.
+            Conflict: it is held in its pause.
         """
         if self.state is SandboxState.RUNNING:
             return
         if self.state not in machine.ALIVE:
             raise self.gone()
-        async with self._turn:
+        async with self._standing.wanted(self._turn, explicitly=explicitly):
             if self.state is SandboxState.PAUSED:
+                if not explicitly:
+                    resting.check_wakes(self.record.id, self.paused)
                 await self._around.admit(self.record)
                 with anyio.CancelScope(shield=True):  # who asked may leave, and others wait
                     await self._follow(machine.ResumeWanted())
@@ -299,8 +310,8 @@ class Owner:
                     with contextlib.suppress(OSError):
                         await self._mark(("done", Action.STILL, ""))
 
-    async def resize(self, work: Resizing) -> None:
-        """Give it other limits, paused or not: `work` does it, and says what its record is then.
+    async def change(self, work: Changing) -> None:
+        """Change what of it can change, paused or not: `work` does it, and says what its record is.
 
         Raises:
             SandboxGone: it is over. What `work` raises: nothing has changed.
@@ -414,12 +425,13 @@ class Owner:
             await resting.hold(self.channel)
         try:
             await self._mark(("begun", Action.PAUSE, ""))
-            self.paused = await resting.rest(self._backend, self.record)
+            with self._standing.unwanted() as recall:
+                self.paused = await resting.rest(self._backend, self.record, recall)
             await self._mark(("done", Action.PAUSE, resting.said(self.paused)))
         except Exception as exc:
             logger.warning("could not be paused", extra=self._about(error=str(exc)))
             await self._follow(machine.PauseFailed())
-            raise self._not_paused(exc) from exc
+            raise failures.not_paused(self.record, exc) from exc
         await self._follow(machine.Paused())
 
     async def _resume(self) -> None:
@@ -462,19 +474,17 @@ class Owner:
             with contextlib.suppress(OSError):
                 await self._mark(("undone", Action.RESUME, resting.said(self.paused)))
         else:
-            self._stands_still(exc)
+            self.paused = self._not_let_go(exc)
+            if self.channel is not None:
+                self.channel.release()  # nobody paused it: what is open does not wait for ever
         await self._follow(machine.ResumeFailed())
 
-    def _stands_still(self, exc: Exception) -> None:
-        """It should run: a restart lets it go on, and so does whoever uses it next."""
-        self.paused = Pause(at=self._around.clock.now(), detail=f"{NOT_LET_GO}: {exc}")
-        if self.channel is not None:
-            self.channel.release()  # nobody paused it: what is open does not wait for ever
-
-    def _not_paused(self, exc: Exception) -> DsecError:
-        if isinstance(exc, OSError) and exc.errno in disk.FULL:
-            return disk.storage_full(self.record.path.parent)
-        return as_error(exc)
+    def _not_let_go(self, exc: Exception) -> Pause:
+        """It should run: tried once more soon, by whoever uses it next, and at a restart."""
+        pause = Pause(at=self._around.clock.now(), detail=f"{NOT_LET_GO}: {exc}")
+        stands = lambda: self.paused is pause  # noqa: E731
+        self._around.group.start_soon(resting.try_again, self.wake, stands)
+        return pause
 
     async def _found_paused(self, pause: Pause) -> DsecError | None:
         """It was left paused: see that it is there, and stands still."""
@@ -499,8 +509,7 @@ class Owner:
             return exc
         except Exception as exc:
             logger.exception("could not be let go on", extra=self._about())
-            now = self._around.clock.now()
-            return await self._found_paused(Pause(at=now, detail=f"{NOT_LET_GO}: {exc}"))
+            return await self._found_paused(self._not_let_go(exc))
         if unsettled:
             with contextlib.suppress(OSError):
                 await self._mark(("done", Action.RESUME, ""))
@@ -530,18 +539,13 @@ class Owner:
         except TimeoutError:
             self.failure = StartFailed(f"not started in {LAUNCH_DEADLINE_S:.0f} s", step="deadline")
         except OSError as exc:
-            self.failure = self._not_started(exc, "could not be started", "launch")
+            self.failure = failures.not_started(self.record, exc)
         except Exception as exc:  # noqa: BLE001 - the edge outlives a bug in one sandbox
             self.failure = as_error(exc)
         if self.failure is None:
             await self._follow(machine.Launched())
         else:
             await self._follow_quietly(machine.LaunchFailed())
-
-    def _not_started(self, exc: OSError, what: str, step: str) -> DsecError:
-        if exc.errno in disk.FULL:
-            return disk.storage_full(self.record.path.parent)
-        return StartFailed(f"{what}: {exc}", step=step, errno=exc.errno)
 
     async def _connect(self) -> None:
         with resting.within(CONNECT_DEADLINE_S, "its aether did not answer"):
@@ -563,7 +567,7 @@ class Owner:
 
     async def _remove(self) -> None:
         with contextlib.suppress(OSError):  # a full disk must not keep it from being removed
-            await self._mark(("begun", Action.KILL, str(self.reason or "")))
+            await self._mark(("begun", Action.KILL, f"{self.reason or ''} {self.detail}"))
         with resting.within(KILL_DEADLINE_S, "its processes did not end"):
             await self._backend.kill(self.record)
         with contextlib.suppress(OSError):

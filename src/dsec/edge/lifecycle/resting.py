@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 
 import anyio
 import msgspec
 
-from dsec.base.errors import DsecError, InternalError
+from dsec.base.errors import Conflict, DsecError, InternalError
 from dsec.edge.backends.interface import Backend
 from dsec.edge.channel import AetherChannel
 from dsec.edge.record import SandboxRecord
 from dsec.kit.blocking import place_for
+from dsec.kit.recall import Recall
+from dsec.kit.together import survive
 from dsec.wire.sandbox import Pause
 
 logger = logging.getLogger("dsec.edge.resting")
 
 HOLD_DEADLINE_S = 1.0
+AGAIN_S = 30.0
+"""What the host lacks for a moment is often back by then."""
 FREEZE_DEADLINE_S = 10.0
 RECLAIM_DEADLINE_S = 300.0
 """Gigabytes may have to go to a slow disk, after others of the same job."""
@@ -61,16 +65,23 @@ async def thaw(backend: Backend, record: SandboxRecord) -> None:
     await backend.thaw(record)
 
 
+async def try_again(wake: Callable[[], Awaitable[None]], stands: Callable[[], bool]) -> None:
+    """Once, after a while, let go on what should run and could not be let go, if it still stands."""
+    await anyio.sleep(AGAIN_S)
+    if stands():
+        await survive(wake, "letting a sandbox go on")
+
+
 def place() -> contextlib.AbstractAsyncContextManager[None]:
     """Wait for what `rest` needs besides, before anything stands still for it."""
     return place_for("reclaim")
 
 
-async def rest(backend: Backend, record: SandboxRecord) -> Pause:
-    """Freeze it and take back its memory, in a `place`; raises as `freeze`."""
+async def rest(backend: Backend, record: SandboxRecord, recall: Recall) -> Pause:
+    """Freeze it and take back its memory until called off, in a `place`; raises as `freeze`."""
     await freeze(backend, record)
     with within(RECLAIM_DEADLINE_S, "its memory was not given back"):
-        return await backend.reclaim(record)
+        return await backend.reclaim(record, recall)
 
 
 async def refill(backend: Backend, record: SandboxRecord) -> None:
@@ -89,6 +100,22 @@ async def find(backend: Backend, record: SandboxRecord) -> None:
     """
     with within(FREEZE_DEADLINE_S, "it was not found"):
         await (await backend.connect(record)).aclose()
+
+
+def held(pause: Pause | None, why: str) -> Pause:
+    """The same pause, that only an explicit resume ends."""
+    return msgspec.structs.replace(pause or Pause(at=0.0), held=why)
+
+
+def check_wakes(sandbox: str, pause: Pause | None) -> None:
+    """See that any request may wake a paused sandbox.
+
+    Raises:
+        Conflict: only an explicit resume may; it says why.
+    """
+    if pause is not None and pause.held:
+        why = f"{sandbox} is paused, and only an explicit resume wakes it: {pause.held}"
+        raise Conflict(why, kind="held", sandbox=sandbox)
 
 
 def said(pause: Pause | None) -> str:

@@ -20,7 +20,7 @@ async def _always(_record: SandboxRecord) -> None:
     """There is room."""
 
 
-Resizing = Callable[[Backend, Journal, SandboxRecord], Awaitable[SandboxRecord]]
+Changing = Callable[[Backend, Journal, SandboxRecord], Awaitable[SandboxRecord]]
 
 
 @dataclass(frozen=True, kw_only=True)

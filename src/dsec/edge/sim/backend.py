@@ -16,10 +16,12 @@ from dsec.edge.record import SandboxRecord
 from dsec.edge.sim.aether import Identity, SimAether
 from dsec.edge.sim.commands import Rules
 from dsec.edge.sim.faults import LAUNCH_STEPS, Faults
+from dsec.kit.recall import Recall
 from dsec.wire.public_v1 import Capability
-from dsec.wire.sandbox import Pause, SandboxSpec, Usage
+from dsec.wire.sandbox import NetworkView, Pause, SandboxSpec, Usage
 
 WARNING = "simulated: commands are an imitation in memory; nothing is isolated because nothing runs"
+UNREACHABLE = "simulated: rules are kept and nothing is reachable, for nothing runs"
 PAUSED = "simulated: nothing is heard of it, but its commands go on"
 
 
@@ -29,6 +31,8 @@ class SimHost:
     def __init__(self) -> None:
         self.sandboxes: dict[str, SimAether] = {}
         self.epitaphs: dict[str, str] = {}
+        self.rules: dict[str, dict[str, bool]] = {}
+        """Network rules in force; only of sandboxes with a network."""
         self._group: anyio.abc.TaskGroup | None = None
 
     @asynccontextmanager
@@ -101,6 +105,8 @@ class SimBackend:
         said = [WARNING]
         if allowed := sorted(name for name, yes in spec.network_rules.items() if yes):
             said.append(f"network_rules: simulated; not reachable: {', '.join(allowed)}")
+        elif spec.network:
+            said.append(f"network: {UNREACHABLE}")
         if spec.limits.disk_mb is not None:
             said.append("disk_mb: simulated files have no limit of their own")
         return said
@@ -122,6 +128,8 @@ class SimBackend:
         for step in LAUNCH_STEPS:
             await self.faults.pass_step(step)
         self.host.boot(identity_of(record), self._clock)
+        if record.spec.network:
+            self.host.rules[record.id] = record.spec.network_rules
 
     async def connect(self, record: SandboxRecord) -> ByteStream:
         """Reach its aether.
@@ -152,6 +160,7 @@ class SimBackend:
             raise InternalError(f"simulated: cannot remove what is left of {record.id}")
         self.host.kill(record.id)
         self.host.sandboxes.pop(record.id, None)
+        self.host.rules.pop(record.id, None)
 
     async def freeze(self, record: SandboxRecord) -> None:
         """Have it neither hear nor say anything.
@@ -171,9 +180,9 @@ class SimBackend:
         await self.faults.pass_change("thaw")
         self._alive(record).thaw()
 
-    async def reclaim(self, record: SandboxRecord) -> Pause:
+    async def reclaim(self, record: SandboxRecord, recall: Recall) -> Pause:
         """Count what would be given back."""
-        await self.faults.pass_gate("reclaim")
+        await self.faults.pass_gate_unless("reclaim", recall)
         size = self._alive(record).usage().memory_bytes
         return Pause(
             at=self._clock.now(), memory_before_bytes=size, swapped_bytes=size, detail=PAUSED
@@ -197,6 +206,21 @@ class SimBackend:
         await self.faults.pass_change("resize")
         self._alive(record).resize(record.spec.limits)
 
+    async def network(self, record: SandboxRecord) -> NetworkView:
+        """Its rules."""
+        rules = self.host.rules.get(record.id, {})
+        return NetworkView(enabled=True, rules=rules, detail=UNREACHABLE)
+
+    async def apply_network(self, record: SandboxRecord) -> None:
+        """Keep other rules from now on.
+
+        Raises:
+            SandboxGone: it is not there. InternalError: told to fail.
+        """
+        await self.faults.pass_change("network")
+        self._alive(record)
+        self.host.rules[record.id] = record.spec.network_rules
+
     async def usage(self, record: SandboxRecord) -> Usage:
         """What it uses."""
         aether = self.host.sandboxes.get(record.id)
@@ -213,6 +237,7 @@ class SimBackend:
         for sandbox in unknown:
             self.host.kill(sandbox)
             del self.host.sandboxes[sandbox]
+            self.host.rules.pop(sandbox, None)
         return [f"simulated sandbox {sandbox}" for sandbox in unknown]
 
     def epitaph(self, sandbox: str) -> str:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import anyio
 
 from dsec.base.errors import InternalError, StartFailed, Unavailable
+from dsec.kit.recall import Recall
 
 LAUNCH_STEPS = ("cgroups", "socket", "clone", "mounts", "ready")
 """What a launch goes through, in order; any may be made to fail, or to wait."""
@@ -15,6 +16,7 @@ _UNCHANGED = {
     "freeze": "some of it does not stand still",
     "thaw": "it does not go on",
     "resize": "its limits could not be changed",
+    "network": "its network rules could not be changed",
 }
 
 
@@ -42,11 +44,13 @@ class Faults:
     """So many thaws leave it standing still."""
     fail_resizes: int = 0
     """So many resizes do not change anything."""
+    fail_networks: int = 0
+    """So many changes of network rules do not change anything."""
     fail_cleans: int = 0
     """So many cleans cannot remove something."""
     gates: dict[str, anyio.Event] = field(default_factory=dict)
-    """Steps (LAUNCH_STEPS, `connect`, `kill`, `clean`, `freeze`, `thaw`, `reclaim`, `resize`) that wait until
-    their gate opens."""
+    """Steps (LAUNCH_STEPS, `connect`, `kill`, `clean`, `freeze`, `thaw`, `reclaim`, `resize`,
+    `network`) that wait until their gate opens."""
 
     def hold(self, step: str) -> anyio.Event:
         """Make a step wait; setting the event lets it go on."""
@@ -71,8 +75,13 @@ class Faults:
         if gate := self.gates.get(step):
             await gate.wait()
 
+    async def pass_gate_unless(self, step: str, recall: Recall) -> None:
+        """Wait while the step is held and not called off; the loop's thread alone calls it off."""
+        with anyio.CancelScope() as scope, recall.ending(scope.cancel):
+            await self.pass_gate(step)
+
     async def pass_change(self, step: str) -> None:
-        """Go through a `freeze`, `thaw` or `resize`.
+        """Go through a `freeze`, `thaw`, `resize` or `network`.
 
         Raises:
             InternalError: it has been told to fail.

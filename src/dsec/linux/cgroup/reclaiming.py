@@ -7,7 +7,9 @@ v2: `memory.swap.max` is raised and `memory.reclaim` written until it gives no m
 is raised from 0 and `memory.force_empty` written. The bound of memory and swap together stays: pages
 only change sides under it. Of v1's ways it is the quickest and gives all: 300 MiB, two thirds of
 them anonymous, went in 0.22 s, where lowering `memory.limit_in_bytes` took 0.30 s in steps and
-0.57 s at once, and left a limit to be restored after a crash. Blocks; every call may be repeated.
+0.57 s at once, and left a limit to be restored after a crash.
+
+Either can be called off between steps; v1's one write is killed. Blocks; every call may be repeated.
 """
 
 from __future__ import annotations
@@ -15,17 +17,21 @@ from __future__ import annotations
 import contextlib
 import errno
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from dsec.kit.recall import Recall
 from dsec.linux import hostinfo
 from dsec.linux.cgroup import files
 from dsec.linux.cgroup.interface import Layout
 
-STEP_BYTES = 64 << 20
-MAX_STEPS = 1 << 16
+STEP_BYTES = 16 << 20
+"""Written to a slow disk in some tenths of a second; who wants the sandbox waits for a step."""
 SWAPPINESS = "100"
 """While paused: what is its own is no more worth keeping than what it has read."""
+PATIENCE_S = 290.0
+"""For all of it: gigabytes may have to go to a slow disk. What is left then stays, and is spoken of."""
 WRITING_PATIENCE_S = 5.0
 """A slow disk may take longer to write all of it; what is left then stays, and is spoken of."""
 LEFT_SHARE = 0.1
@@ -45,12 +51,16 @@ class Reclaimed:
     """What could not be taken and why, in words."""
 
 
-def reclaim(layout: Layout, sandbox: str) -> Reclaimed:
-    """Take back all the memory of a frozen sandbox that the host lets go."""
+Force = Callable[[Path, str, Recall, float], object]
+"""Writes what keeps the kernel busy for long, until it is called off or its seconds are over."""
+
+
+def reclaim(layout: Layout, sandbox: str, recall: Recall, force: Force) -> Reclaimed:
+    """Take back all the memory of a frozen sandbox that the host lets go, or until it is called off."""
     if "memory" in layout.v2_controllers:
-        return _reclaim_v2(layout.v2_base() / sandbox, swap=layout.v2_swap)
+        return _reclaim_v2(layout.v2_base() / sandbox, recall, swap=layout.v2_swap)
     if directory := layout.v1.get("memory"):
-        return _reclaim_v1(Path(directory) / layout.base / sandbox)
+        return _reclaim_v1(Path(directory) / layout.base / sandbox, recall, force)
     return Reclaimed(detail="no control group counts memory here: nothing was reclaimed")
 
 
@@ -62,15 +72,16 @@ def restrain(layout: Layout, sandbox: str) -> None:
         _tell(Path(directory) / layout.base / sandbox / "memory.swappiness", "0")
 
 
-def _reclaim_v2(top: Path, *, swap: bool) -> Reclaimed:
+def _reclaim_v2(top: Path, recall: Recall, *, swap: bool) -> Reclaimed:
     before = files.number(top / "memory.current")
     if swap:
         _tell(top / "work" / "memory.swap.max", "max")
-    for _ in range(MAX_STEPS):
-        if not _gave(top, before) and not (_written(top) and _gave(top, before)):
+    deadline = time.monotonic() + PATIENCE_S
+    while not recall.called and time.monotonic() < deadline:
+        if not _gave(top, before) and not (_written(top, recall) and _gave(top, before)):
             break
     swapped = files.number(top / "memory.swap.current")
-    return _report(before, files.number(top / "memory.current"), swapped)
+    return _report(before, files.number(top / "memory.current"), swapped, recall)
 
 
 def _gave(top: Path, before: int) -> bool:
@@ -85,34 +96,37 @@ def _gave(top: Path, before: int) -> bool:
     return held - files.number(top / "memory.current") > step // 16
 
 
-def _written(top: Path) -> bool:
+def _written(top: Path, recall: Recall) -> bool:
     """Wait for what is on its way to swap, if anything is: a page is let go by a step after that."""
     deadline = time.monotonic() + WRITING_PATIENCE_S
     while files.keyed(top / "memory.stat").get("file_writeback", 0):
-        if time.monotonic() > deadline:
+        if recall.called or time.monotonic() > deadline:
             return False
         time.sleep(0.005)
     return files.keyed(top / "memory.stat").get("swapcached", 0) > 0
 
 
-def _reclaim_v1(group: Path) -> Reclaimed:
+def _reclaim_v1(group: Path, recall: Recall, force: Force) -> Reclaimed:
     before = files.number(group / "memory.usage_in_bytes")
     _tell(group / "memory.swappiness", SWAPPINESS)
-    _tell(group / "memory.force_empty", "0")
+    if before and not recall.called:
+        force(group / "memory.force_empty", "0", recall, PATIENCE_S)
     swapped = files.keyed(group / "memory.stat").get("swap", 0)
-    return _report(before, files.number(group / "memory.usage_in_bytes"), swapped)
+    return _report(before, files.number(group / "memory.usage_in_bytes"), swapped, recall)
 
 
-def _report(before: int, after: int, swapped: int) -> Reclaimed:
+def _report(before: int, after: int, swapped: int, recall: Recall) -> Reclaimed:
     return Reclaimed(
         before_bytes=before,
         after_bytes=after,
         swapped_bytes=swapped,
-        detail=_why(after) if after > before * LEFT_SHARE else "",
+        detail=_why(after, recall) if after > before * LEFT_SHARE else "",
     )
 
 
-def _why(left: int) -> str:
+def _why(left: int, recall: Recall) -> str:
+    if recall.called:
+        return f"it was wanted again before all was reclaimed: {left >> 20} MiB are left"
     memory = hostinfo.memory()
     if not memory.swap_total_bytes:
         return "the host has no swap: only memory backed by files was reclaimed"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import AsyncIterator, Callable, Mapping
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Protocol, Self, TypeVar
 
 from dsec.base.errors import (
     CapacityUnavailable,
@@ -32,6 +32,14 @@ UPLOAD_S = 3600.0
 USER_AGENT = f"dsec-sdk/{VERSION}"
 
 
+class Over(Protocol):
+    """Called with a request that was answered."""
+
+    async def __call__(self, request: Request, /) -> None:
+        """Do what is to be done then."""
+        ...
+
+
 class Caller:
     """Sends requests with the key, again where that is safe, and reads answers."""
 
@@ -43,6 +51,8 @@ class Caller:
         self._unreachable_s = unreachable_s
         self._reached = False
         self.ids = Ids()
+        self.over: Over | None = None
+        """Told of each request that was answered whole."""
         self.recorded: bool | None = None
         """Whether the last answer came from the sandbox's record; None: the platform did not say."""
         self._headers = {"User-Agent": USER_AGENT, "Accept": "application/json"}
@@ -52,7 +62,7 @@ class Caller:
     def numbering(self, ids: Ids) -> Self:
         """A caller over the same connections whose operations have other ids."""
         other = copy.copy(self)
-        other.ids, other.recorded = ids, None
+        other.ids, other.recorded, other.over = ids, None, None
         return other
 
     def new_key(self) -> str:
@@ -131,7 +141,12 @@ class Caller:
             except ConnectionFailed as exc:
                 await self._lost(exc, request, patience)
                 continue
-            return decode(body, shape)
+            return await self._answered(request, decode(body, shape))
+
+    async def _answered(self, request: Request, answer: T) -> T:
+        if self.over is not None:
+            await self.over(request)
+        return answer
 
     async def do(self, request: Request, patience: Patience | None = None) -> None:
         """Send a request whose answer says nothing."""
@@ -154,7 +169,7 @@ class Caller:
             except ConnectionFailed as exc:
                 await self._lost(exc, request, patience)
                 continue
-            return decode(answer, shape)
+            return await self._answered(request, decode(answer, shape))
 
     async def open(
         self, request: Request, patience: Patience, body: Body | None = None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import builtins
-import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
@@ -13,26 +12,28 @@ import msgspec
 from typing_extensions import override
 
 from dsec.base.errors import Unsupported
+from dsec.sdk._async.branch import START_S, Branch, branch
 from dsec.sdk._async.call import Caller
 from dsec.sdk._async.environments import Environments
 from dsec.sdk._async.images import Images
 from dsec.sdk._async.jobs import Jobs
 from dsec.sdk._async.layers import Layers
-from dsec.sdk._async.replay import Replay
-from dsec.sdk._async.sandbox import Batch, Sandbox, segment
+from dsec.sdk._async.replay import Replay, made
+from dsec.sdk._async.sandbox import Batch, Sandbox
 from dsec.sdk._async.snapshots import Snapshots
 from dsec.sdk._async.state import Trajectory
 from dsec.sdk._async.store import SharedStore
 from dsec.sdk._async.transport import Transport, network
 from dsec.sdk._config import find_credentials
-from dsec.sdk._http import parse_address
+from dsec.sdk._http import parse_address, segment
+from dsec.sdk._ids import given_key
 from dsec.sdk.models import DSecContainerRunArgs, sandbox_spec
 from dsec.sdk.replaying import first_spec
 from dsec.wire.public_v1 import CreateBatch, NodeView, SandboxList, Version
 from dsec.wire.sandbox import SandboxView
 
 API = "v1"
-CREATE_TIMEOUT_S = 120.0
+CREATE_TIMEOUT_S = START_S
 UNREACHABLE_S = 60.0
 OPEN_UNREACHABLE_S = 5.0
 PAGE = 500
@@ -154,7 +155,7 @@ class DSecClient:
             "POST",
             "/v1/sandboxes",
             body=sandbox_spec(args),
-            key=idempotency_key or secrets.token_hex(16),
+            key=given_key(idempotency_key),
         )
         view = await self._caller.call(request, SandboxView, patience)
         return Sandbox(self._caller, view)
@@ -179,7 +180,7 @@ class DSecClient:
             "POST",
             "/v1/sandboxes:batch",
             body=CreateBatch(spec=sandbox_spec(args), count=count),
-            key=idempotency_key or secrets.token_hex(16),
+            key=given_key(idempotency_key),
         )
         return Batch(self._caller, request, count, self._caller.patience(timeout))
 
@@ -278,7 +279,7 @@ class DSecClient:
         snapshot: str | None = None,
         until: int | None = None,
         timeout: float = CREATE_TIMEOUT_S,
-    ) -> Replay:
+    ) -> Replay[Sandbox]:
         """Do again, in a fresh sandbox, what was recorded of another one, which may be over.
 
         Iterate over the answer to do the steps, then `compare()`. Commands and changes of files are
@@ -305,11 +306,48 @@ class DSecClient:
             spec = msgspec.structs.replace(spec, image=image)
         if snapshot is not None:  # its workspace and toolkits are in it
             spec = msgspec.structs.replace(spec, workspace=None, toolkits=[])
-        key = secrets.token_hex(16)
-        request = self._caller.request("POST", "/v1/sandboxes", body=spec, key=key)
-        patience = self._caller.patience(timeout, max(timeout, self._unreachable_s))
-        view = await self._caller.call(request, SandboxView, patience)
-        return Replay(self._caller, view, entries)
+        return Replay(Sandbox, self._caller, await made(self._caller, spec, timeout), entries)
+
+    async def branch(
+        self,
+        sandbox_id: str,
+        step: int,
+        *,
+        labels: Mapping[str, str] | None = None,
+        strict: bool = True,
+        timeout: float = CREATE_TIMEOUT_S,
+    ) -> Branch[Sandbox]:
+        """A new sandbox as another one, which may be over, was after a step of its trajectory.
+
+        It begins with the nearest snapshot of that sandbox (or of one it was forked from) at or
+        before the step that you may restore, else as that sandbox began; what was recorded from
+        there to the step is done again under the same ids, as by `replay`. Processes that went on
+        at that step are not in it, nor is residue if the snapshot is without (`Branch.cleaned`). Its own trajectory: the entries up to the snapshot are inherited
+        if you packed it and the new sandbox is on that node; then come its creation and the steps
+        that were done again, as its own.
+
+        Args:
+            sandbox_id: whose trajectory.
+            step: `seq` of the last entry to be in it.
+            labels: instead of the sandbox's.
+            strict: where outcome or output are not as recorded, or a step cannot be done again, stop
+                the new sandbox and raise. False: keep it; `Branch.divergences` say what is different.
+            timeout: seconds for the new sandbox to start.
+
+        Raises:
+            NotFound: nothing is known of the sandbox, or how it was made.
+            InvalidRequest: it has no such step.
+            Conflict: it diverged; nothing of it is left.
+        """
+        return await branch(
+            Sandbox,
+            self._caller,
+            sandbox_id,
+            step,
+            labels=labels,
+            strict=strict,
+            timeout=timeout,
+        )
 
     async def nodes(self) -> builtins.list[NodeView]:
         """The nodes: what each can do and how full it is."""

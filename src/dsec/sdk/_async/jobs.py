@@ -8,8 +8,7 @@ import msgspec
 
 from dsec.sdk._async.call import Caller
 from dsec.sdk._async.lines import LineStream
-from dsec.sdk._async.sandbox import segment
-from dsec.sdk._http import Request
+from dsec.sdk._http import Request, segment
 from dsec.wire.public_v1 import JobItem, JobView, LeasePolicy, LeaseRequest
 
 PATH = "/v1/jobs"

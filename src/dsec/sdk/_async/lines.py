@@ -149,7 +149,6 @@ class LineStream(ResumedLines[V], Generic[V]):
         self._key = key
         self._count = count
         self._seen: set[int | str] = set()
-        self._ended = count == 0
 
     @override
     async def _ask(self) -> Request:

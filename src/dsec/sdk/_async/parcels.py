@@ -10,7 +10,7 @@ from dsec.base.errors import InvalidRequest, NotFound
 from dsec.sdk import _aio, _git, _layer_tar
 from dsec.sdk._async.call import Body, Caller
 from dsec.sdk._async.files import Files
-from dsec.sdk._async.sandbox import segment
+from dsec.sdk._http import segment
 from dsec.sdk._layer_tar import Manner
 from dsec.sdk.sources import GitTree, History, SandboxTree, Source
 from dsec.wire.public_v1 import LayerKind

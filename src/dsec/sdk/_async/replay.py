@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import secrets
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from typing import Generic, Protocol, TypeVar
 
 from typing_extensions import override
 
@@ -16,30 +18,58 @@ from dsec.base.errors import (
     Unsupported,
 )
 from dsec.sdk._async.call import Caller, EventStream
-from dsec.sdk._async.sandbox import Sandbox
+from dsec.sdk._async.files import Files
+from dsec.sdk._async.state import Trajectory
 from dsec.sdk._ids import Given
+from dsec.sdk.models import ExecResult
 from dsec.sdk.replaying import Change, Leave, Replayed, Run, compare, inputs_of, plan
 from dsec.trajectory.diff import Step
-from dsec.wire.sandbox import Recorded, SandboxView
+from dsec.wire.sandbox import CommandSpec, Recorded, SandboxSpec, SandboxView
 
 _REFUSED = (InvalidRequest, NotFound, Conflict, Unsupported, PayloadTooLarge, StorageFull)
 """What a sandbox answers to a step. Anything else was not its answer, and the step is not done."""
 
 
-class Replay(EventStream[Replayed]):
+class Hand(Protocol):
+    """A handle on a sandbox, as a replay uses it: `Sandbox`."""
+
+    files: Files
+
+    def trajectory(self) -> Trajectory:
+        """What has happened in it."""
+        ...
+
+    async def stop(self) -> SandboxView:
+        """Stop it."""
+        ...
+
+    async def _run(
+        self, spec: CommandSpec, given: bytes | str | None, *, ours: bool
+    ) -> ExecResult: ...
+
+
+H = TypeVar("H", bound=Hand)
+
+
+class Replay(EventStream[Replayed], Generic[H]):
     """Does what was recorded again, in order, one step for each turn of the loop.
 
     `sandbox` is the fresh one; it goes on when the replay is over.
     """
 
-    def __init__(self, caller: Caller, view: SandboxView, entries: Sequence[Recorded]) -> None:
+    def __init__(
+        self,
+        hand: Callable[[Caller, SandboxView], H],
+        caller: Caller,
+        view: SandboxView,
+        entries: Sequence[Recorded],
+    ) -> None:
         self._ids = Given()
-        self._caller = caller.numbering(self._ids)
-        self._again = Sandbox(self._caller, view)
+        self._again = hand(caller.numbering(self._ids), view)
         self._left = iter(entries)
         self._inputs = inputs_of(entries)
         self._done: list[Recorded] = []
-        self.sandbox = Sandbox(caller, view)
+        self.sandbox = hand(caller, view)
 
     @override
     async def __anext__(self) -> Replayed:
@@ -78,3 +108,11 @@ class Replay(EventStream[Replayed]):
     async def aclose(self) -> None:
         """Do no more steps; the fresh sandbox goes on."""
         self._left = iter(())
+
+
+async def made(caller: Caller, spec: SandboxSpec, timeout: float) -> SandboxView:
+    """Have a fresh sandbox, within so many seconds; raises as `client.run_container`."""
+    key = secrets.token_hex(16)
+    request = caller.request("POST", "/v1/sandboxes", body=spec, key=key)
+    # Capacity and quota may free up until the deadline.
+    return await caller.call(request, SandboxView, caller.patience(timeout, timeout))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import builtins
 
 from dsec.sdk._async.call import Caller
-from dsec.sdk._async.sandbox import segment
+from dsec.sdk._http import segment
 from dsec.wire.sandbox import DiffEntry, SnapshotView
 
 PATH = "/v1/snapshots"

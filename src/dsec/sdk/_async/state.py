@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 from typing_extensions import override
@@ -12,6 +12,8 @@ from dsec.sdk._async.lines import LineStream
 from dsec.sdk._http import Request
 from dsec.wire.sandbox import (
     DiffEntry,
+    NetworkChange,
+    NetworkView,
     Pack,
     QosClass,
     Recorded,
@@ -120,6 +122,33 @@ class StateCalls:
         request = self._caller.request("PATCH", self._path, body=body, key=self._caller.new_key())
         self.view = await self._caller.call(request, SandboxView)
         return self.view
+
+    async def network(self) -> NetworkView:
+        """Its network: rules, traffic, and what was denied. A paused one stays so.
+
+        Raises:
+            SandboxGone: it is over.
+        """
+        return await self._caller.call(self._caller.request("GET", self._network), NetworkView)
+
+    async def set_network(self, rules: Mapping[str, bool]) -> NetworkView:
+        """Give it other network rules in place of all it has; what they forbid is cut at once.
+
+        Args:
+            rules: as `network_rules` of `DSecContainerRunArgs`; {} allows nothing.
+
+        Raises:
+            InvalidRequest: a rule is wrong; nothing has changed.
+            Conflict: it was made without a network.
+            Unsupported: its host has no network for sandboxes, or knows no such service.
+        """
+        body, key = NetworkChange(rules=dict(rules)), self._caller.new_key()
+        request = self._caller.request("PUT", self._network, body=body, key=key)
+        return await self._caller.call(request, NetworkView)
+
+    @property
+    def _network(self) -> str:
+        return f"{self._path}/network"
 
     async def pack(
         self,

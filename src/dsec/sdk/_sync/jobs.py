@@ -7,10 +7,9 @@ import builtins
 
 import msgspec
 
-from dsec.sdk._http import Request
+from dsec.sdk._http import Request, segment
 from dsec.sdk._sync.call import Caller
 from dsec.sdk._sync.lines import LineStream
-from dsec.sdk._sync.sandbox import segment
 from dsec.wire.public_v1 import JobItem, JobView, LeasePolicy, LeaseRequest
 
 PATH = "/v1/jobs"

@@ -150,7 +150,6 @@ class LineStream(ResumedLines[V], Generic[V]):
         self._key = key
         self._count = count
         self._seen: set[int | str] = set()
-        self._ended = count == 0
 
     @override
     def _ask(self) -> Request:

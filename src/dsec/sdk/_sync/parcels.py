@@ -9,10 +9,10 @@ from pathlib import Path
 
 from dsec.base.errors import InvalidRequest, NotFound
 from dsec.sdk import _blocking, _git, _layer_tar
+from dsec.sdk._http import segment
 from dsec.sdk._layer_tar import Manner
 from dsec.sdk._sync.call import Body, Caller
 from dsec.sdk._sync.files import Files
-from dsec.sdk._sync.sandbox import segment
 from dsec.sdk.sources import GitTree, History, SandboxTree, Source
 from dsec.wire.public_v1 import LayerKind
 

@@ -22,9 +22,10 @@ from dsec.base.errors import (
 from dsec.base.ids import SandboxId, child_id
 from dsec.sdk import _blocking
 from dsec.sdk._answers import error_of
-from dsec.sdk._http import Request
+from dsec.sdk._http import Request, segment
 from dsec.sdk._ids import Ids, Numbered
 from dsec.sdk._patience import Patience
+from dsec.sdk._sync.branch import START_S, Branch, branch
 from dsec.sdk._sync.call import Caller, EventStream
 from dsec.sdk._sync.command import Command, deadline_s
 from dsec.sdk._sync.files import Files
@@ -124,7 +125,7 @@ class Sandbox(StateCalls):
                 with its `command_id` (in `details`) to get its result.
         """
         spec = CommandSpec(
-            command_id=command_id or self._new_command(),
+            command_id=self._new_command() if command_id is None else command_id,
             argv=_argv(argv) or None if entrypoint else _argv(argv),
             entrypoint=entrypoint,
             session=session,
@@ -151,7 +152,7 @@ class Sandbox(StateCalls):
     ) -> ExecResult:
         """Run a line of shell, by the image's bash or sh, and wait for its end; see `exec`."""
         spec = CommandSpec(
-            command_id=command_id or self._new_command(),
+            command_id=self._new_command() if command_id is None else command_id,
             shell=command,
             session=session,
             cwd=cwd,
@@ -236,7 +237,7 @@ class Sandbox(StateCalls):
             output_limit_bytes: see `exec`.
         """
         spec = CommandSpec(
-            command_id=command_id or self._new_command(),
+            command_id=self._new_command() if command_id is None else command_id,
             argv=None if argv is None else _argv(argv),
             shell=shell,
             entrypoint=entrypoint,
@@ -285,7 +286,7 @@ class Sandbox(StateCalls):
     ) -> Session:
         """Open a persistent shell: what `cd` and `export` do stays from one command to the next."""
         spec = SessionSpec(
-            session_id=session_id or self._caller.ids.session(),
+            session_id=self._caller.ids.session() if session_id is None else session_id,
             cwd=cwd,
             env=dict(env or {}),
             user=user,
@@ -411,13 +412,42 @@ class Sandbox(StateCalls):
         )
         return Batch(self._caller, request, count, self._caller.patience())
 
-    def steps(self, prefix: str = "step", *, first: int = 1) -> Steps:
+    def branch(
+        self,
+        step: int,
+        *,
+        labels: Mapping[str, str] | None = None,
+        strict: bool = True,
+        timeout: float = START_S,
+    ) -> Branch[Sandbox]:
+        """A new sandbox as this one was after a step of its trajectory; see `DSecClient.branch`."""
+        return branch(
+            Sandbox,
+            self._caller,
+            self.id,
+            step,
+            labels=labels,
+            strict=strict,
+            timeout=timeout,
+        )
+
+    def steps(
+        self, prefix: str = "step", *, first: int = 1, pack: bool = False
+    ) -> Steps:
         """This sandbox, with operations numbered `<prefix>-000001`, ...; see `Steps`.
+
+        Args:
+            prefix: of the numbers.
+            first: number.
+            pack: take a snapshot, `<sandbox>-<prefix>-<number>`, after each command that was waited
+                for and each change of files: to `branch` there is then to restore it. They hold
+                all that was written, residue too, so you alone can; they are yours to remove.
 
         Raises:
             InvalidRequest: `prefix` is not made of letters, digits and `_.:-`, or too long.
         """
-        return Steps(self._caller.numbering(Numbered(prefix, first)), self.view)
+        numbering = self._caller.numbering(Numbered(prefix, first))
+        return Steps(numbering, self.view, self if pack else None)
 
     def stop(self) -> SandboxView:
         """Stop it; returns when nothing of it is left. Harmless twice, and if it is over already.
@@ -442,6 +472,37 @@ class Steps(Sandbox):
     the same order, one at a time, and look at nothing else (clock, chance) to decide. Reads are done
     anew: they see what is there now. Another operation under a number that is taken is a `Conflict`.
     """
+
+    def __init__(
+        self, caller: Caller, view: SandboxView, packer: Sandbox | None = None
+    ) -> None:
+        super().__init__(caller, view)
+        self._packer = packer
+        """Takes a snapshot after each; its own operations have no numbers."""
+        if packer is not None:
+            caller.over = self._changed
+
+    def _changed(self, request: Request) -> None:
+        key = request.headers.get("Idempotency-Key")
+        if key is not None and request.path.startswith(
+            (f"{self._path}/files", f"{self._path}/tree")
+        ):
+            self._pack_step(key)
+
+    @override
+    def _run(
+        self, spec: CommandSpec, given: bytes | str | None, *, ours: bool
+    ) -> ExecResult:
+        result = super()._run(spec, given, ours=ours)
+        self._pack_step(str(spec.command_id))
+        return result
+
+    def _pack_step(self, ident: str) -> None:
+        """Pack what an operation has left behind; answered from the record it was packed before."""
+        if self._packer is None or self.recorded:
+            return
+        with suppress(Conflict):
+            self._packer.pack(f"{self.id}-{ident}".replace(":", "-"), clean=False)
 
     @property
     def recorded(self) -> bool | None:
@@ -494,22 +555,6 @@ class Batch(EventStream[Sandbox | DsecError]):
     def close(self) -> None:
         """Stop listening; sandboxes being started go on."""
         self._items.close()
-
-
-def segment(text: str) -> str:
-    """An id the user gave, as a part of a path.
-
-    Raises:
-        InvalidRequest: it cannot be one.
-    """
-    if (
-        not text
-        or not text.isascii()
-        or any(c in text for c in "/?#% \t\r\n")
-        or text[0] == "."
-    ):
-        raise InvalidRequest(f"{text[:80]!r} is not an id")
-    return text
 
 
 def _argv(argv: Sequence[str]) -> list[str]:

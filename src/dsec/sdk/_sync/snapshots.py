@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import builtins
 
+from dsec.sdk._http import segment
 from dsec.sdk._sync.call import Caller
-from dsec.sdk._sync.sandbox import segment
 from dsec.wire.sandbox import DiffEntry, SnapshotView
 
 PATH = "/v1/snapshots"

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 from typing_extensions import override
@@ -13,6 +13,8 @@ from dsec.sdk._sync.call import Caller, EventStream
 from dsec.sdk._sync.lines import LineStream
 from dsec.wire.sandbox import (
     DiffEntry,
+    NetworkChange,
+    NetworkView,
     Pack,
     QosClass,
     Recorded,
@@ -135,6 +137,35 @@ class StateCalls:
         )
         self.view = self._caller.call(request, SandboxView)
         return self.view
+
+    def network(self) -> NetworkView:
+        """Its network: rules, traffic, and what was denied. A paused one stays so.
+
+        Raises:
+            SandboxGone: it is over.
+        """
+        return self._caller.call(
+            self._caller.request("GET", self._network), NetworkView
+        )
+
+    def set_network(self, rules: Mapping[str, bool]) -> NetworkView:
+        """Give it other network rules in place of all it has; what they forbid is cut at once.
+
+        Args:
+            rules: as `network_rules` of `DSecContainerRunArgs`; {} allows nothing.
+
+        Raises:
+            InvalidRequest: a rule is wrong; nothing has changed.
+            Conflict: it was made without a network.
+            Unsupported: its host has no network for sandboxes, or knows no such service.
+        """
+        body, key = NetworkChange(rules=dict(rules)), self._caller.new_key()
+        request = self._caller.request("PUT", self._network, body=body, key=key)
+        return self._caller.call(request, NetworkView)
+
+    @property
+    def _network(self) -> str:
+        return f"{self._path}/network"
 
     def pack(
         self,

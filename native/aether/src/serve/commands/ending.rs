@@ -63,6 +63,9 @@ impl Server {
             ring.settle();
         }
         self.kept_bytes += command.kept();
+        for dropped in command.dropped() {
+            self.denials.note_output(dropped);
+        }
         self.kept.push_back(key);
         self.running -= 1;
         let timer = command.timer.take();

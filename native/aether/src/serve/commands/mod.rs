@@ -104,6 +104,16 @@ impl Command {
         }
     }
 
+    /// Whether its output may still come.
+    pub(super) fn runs(&self) -> bool {
+        self.state != State::Ended
+    }
+
+    /// Bytes of each stream that could not be kept.
+    pub(super) fn dropped(&self) -> [u64; 2] {
+        [self.rings[0].dropped(), self.rings[1].dropped()]
+    }
+
     pub(super) fn kill_group(&self) {
         if let Some(group) = &self.cgroup {
             let _ = group.kill();

@@ -54,7 +54,7 @@ impl Server {
         };
         let processors = self.processors();
         // Where the kernel has put it, which is where there is room.
-        let confine = || affinity::narrow(processors).and_then(|()| self.confinement.apply());
+        let confine = || affinity::narrow(processors).and_then(|()| self.confinement.apply_counted());
         match process::fork(cgroup.as_ref().map(Cgroup::fd)) {
             Ok(Forked::Child) => process::execute(&exec, told.as_raw_fd(), &self.tasks, &confine),
             Ok(Forked::Parent(pid)) => Ok(Launch { exec, pid, report, cgroup }),
@@ -266,6 +266,7 @@ impl Server {
                 Ok(Some(progress)) => match (progress.step, progress.fd) {
                     (ExecStep::Trying, _) => {}
                     (ExecStep::Master, Some(master)) => self.adopt_terminal(key, master),
+                    (ExecStep::Listener, listener) => self.adopt_listener(listener),
                     (step, _) => return self.command_failed(key, step, progress.errno),
                 },
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,

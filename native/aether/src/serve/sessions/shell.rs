@@ -81,6 +81,9 @@ impl Server {
                     session.answers_at =
                         exec.map_or(LOW, |e| e.extra_at(usize::from(progress.candidate)));
                 }
+                Ok(Some(progress)) if progress.step == ExecStep::Listener => {
+                    self.adopt_listener(progress.fd);
+                }
                 Ok(Some(progress)) => {
                     let refusal = session.exec.as_ref().map_or_else(
                         || Refusal::new(proto::INTERNAL, "the shell did not start"),

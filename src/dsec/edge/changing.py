@@ -1,0 +1,92 @@
+"""Other facts than its record's for a sandbox that lives: limits, class, network rules.
+
+They are written down, then they are made to hold. An edge that dies in between makes them hold when
+it starts again; where they cannot be, those before come back.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from dsec.base.errors import DsecError
+from dsec.edge.backends.interface import NetworkOf
+from dsec.edge.record import Changed, SandboxRecord, changeable
+from dsec.images import disk
+from dsec.kit.blocking import in_thread
+
+if TYPE_CHECKING:
+    from dsec.edge.backends.interface import Backend
+    from dsec.edge.lifecycle.journal import Journal
+    from dsec.edge.lifecycle.owner import Owner
+
+logger = logging.getLogger("dsec.edge.changing")
+
+Apply = Callable[[SandboxRecord], Awaitable[None]]
+"""Brings a sandbox to what its record says."""
+
+
+async def bring(
+    journal: Journal, record: SandboxRecord, wanted: Changed, apply: Apply
+) -> SandboxRecord:
+    """Write down, make it hold, write down that it does; or all of it back."""
+    before = changeable(record)
+    changed = wanted.over(record)
+    await _write(journal, record, msgspec.structs.replace(wanted, before=before))
+    try:
+        await apply(changed)
+    except BaseException:
+        await _undo(journal, record, apply)
+        raise
+    try:
+        await _write(journal, record, msgspec.structs.replace(wanted, before=None))
+    except (DsecError, OSError):  # they hold all the same, and the next start sees to it again
+        logger.exception("changed, but not noted", extra={"sandbox_id": record.id})
+    return changed
+
+
+async def settle(owner: Owner, changed: Changed) -> None:
+    """Make sure, after a restart, that a sandbox has what was written down."""
+    await owner.change(partial(_settle, changed))
+
+
+def warnings(backend: Backend, record: SandboxRecord, wanted: Changed) -> list[str]:
+    """Those of before that do not come from what changes, and what the backend says of the new."""
+    gone = set(backend.warnings(record.spec))
+    kept = [words for words in record.warnings if words not in gone]
+    return backend.warnings(wanted.over(record).spec) + kept
+
+
+async def _settle(
+    changed: Changed, backend: Backend, journal: Journal, record: SandboxRecord
+) -> SandboxRecord:
+    before = changed.before or changed
+    try:
+        return await bring(journal, before.over(record), changed, partial(_all, backend))
+    except (DsecError, OSError) as exc:
+        extra = {"sandbox_id": record.id, "why": str(exc)}
+        logger.warning("limits and rules are as before", extra=extra)
+        return before.over(record)
+
+
+async def _all(backend: Backend, record: SandboxRecord) -> None:
+    await backend.resize(record)
+    if record.spec.network and isinstance(backend, NetworkOf):
+        await backend.apply_network(record)
+
+
+async def _undo(journal: Journal, record: SandboxRecord, apply: Apply) -> None:
+    try:
+        await apply(record)
+        await _write(journal, record, changeable(record))
+    except (DsecError, OSError):  # what is written down is settled by the next start
+        logger.exception("a change could not be taken back", extra={"sandbox_id": record.id})
+
+
+async def _write(journal: Journal, record: SandboxRecord, changed: Changed) -> None:
+    with disk.full_disk_named(record.path.parent):
+        await in_thread("disk", journal.change, record.id, changed)
