@@ -74,8 +74,10 @@ _HOMES = {
         "PtySize",
         "Recorded",
         "SandboxView",
+        "Security",
         "SnapshotView",
         "Started",
+        "TamperReport",
         "Usage",
     ),
 }

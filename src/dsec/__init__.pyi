@@ -63,8 +63,10 @@ from dsec.wire.sandbox import (
     PtySize,
     Recorded,
     SandboxView,
+    Security,
     SnapshotView,
     Started,
+    TamperReport,
     Usage,
 )
 
@@ -117,6 +119,7 @@ __all__ = [
     "SandboxGone",
     "SandboxTree",
     "SandboxView",
+    "Security",
     "Session",
     "SnapshotView",
     "StartFailed",
@@ -124,6 +127,7 @@ __all__ = [
     "Steps",
     "StorageFull",
     "StoreView",
+    "TamperReport",
     "TextDecoder",
     "TraceView",
     "Unauthenticated",

@@ -17,6 +17,10 @@ from dsec.base.clock import SystemClock
 from dsec.edge.admission import AdmissionLimits
 from dsec.edge.backends.container import ContainerBackend, ContainerConfig
 from dsec.edge.config import EdgeConfig
+from dsec.edge.network.networks import NetworkConfig
+from dsec.edge.network.router import RouterConfig
+from dsec.edge.network.services import Services
+from dsec.edge.network.slots import SlotLimits
 from dsec.edge.server import make_edge_app
 from dsec.edge.service import EdgeService
 from dsec.images.service import ImageService
@@ -26,7 +30,9 @@ from dsec.kit import log
 async def main(home: Path, node: str, aether: Path) -> None:
     clock = SystemClock()
     async with ImageService(home / "images", home / "layers") as images:
-        where = ContainerConfig(node=node, state=home / "state", aether=aether)
+        where = ContainerConfig(
+            node=node, state=home / "state", aether=aether, network=network(home, node)
+        )
         config = EdgeConfig(
             node=node,
             state=home / "state",
@@ -48,6 +54,20 @@ async def main(home: Path, node: str, aether: Path) -> None:
                     async for _ in signals:
                         break
                 server.should_exit = True
+
+
+def network(home: Path, node: str) -> NetworkConfig:
+    """Made when a test's sandbox first wants one; names are asked of DSEC_TEST_RESOLVER."""
+    built = Path(__file__).parents[2] / "native/target/bpf"
+    resolver = os.environ.get("DSEC_TEST_RESOLVER")
+    return NetworkConfig(
+        router=RouterConfig(node=node, run=home / "run"),
+        state=home / "state" / "networks",
+        program=Path(os.environ.get("DSEC_BPF", built)) / "filter_tc.bpf.o",
+        services=Services.of({}),
+        limits=SlotLimits(ready=2),
+        resolvers=(resolver,) if resolver else (),
+    )
 
 
 class Server(uvicorn.Server):

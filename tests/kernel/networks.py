@@ -12,10 +12,9 @@ from collections.abc import Iterator
 from ipaddress import ip_address, ip_network
 from pathlib import Path
 
-from dsec.edge.network.making import Programs
 from dsec.linux import net
 from dsec.linux.net import Netlink, VethEnd, netlink
-from dsec.linux.network_filter import INSPECT_MARK, SlotSettings
+from dsec.linux.network_filter import INSPECT_MARK, Programs, SlotSettings
 
 WORLD = "198.51.100.2"
 """Somebody beyond the host."""

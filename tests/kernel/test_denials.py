@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -13,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.kernel.serving import Client, Serving, eventually, serving
+from tests.kernel.serving import AETHER, Client, Serving, eventually, serving
 
 pytestmark = [
     pytest.mark.needs_root,
@@ -38,7 +39,7 @@ PIDFD_1 = "434 1 0"
 PERSONALITY = "135 262144"
 VMSPLICE = "278 -1 0 0 0"
 
-Run = Callable[[str], Client]
+Run = Callable[..., Client]
 
 
 @pytest.fixture
@@ -116,6 +117,34 @@ def test_sessions_are_counted_too(under: Run) -> None:
     assert tallies(client) == {("socket", 38): 1}
 
 
+HELD = f"""#!{sys.executable}
+import ctypes, os, sys
+allow_all = ctypes.create_string_buffer((0x06).to_bytes(4, "little") + (0x7FFF0000).to_bytes(4, "little"))
+class Program(ctypes.Structure):
+    _fields_ = [("length", ctypes.c_ushort), ("filter", ctypes.c_void_p)]
+program = Program(1, ctypes.addressof(allow_all))
+listener = ctypes.CDLL(None).syscall(317, 1, 8, ctypes.byref(program))
+assert listener > 0
+os.dup2(listener, 99, inheritable=True)
+os.execv({str(AETHER)!r}, ["aether", *sys.argv[1:]])
+"""
+"""Starts aether as it is on a host that is held to a filter with a listener itself."""
+
+
+def test_where_nobody_can_count_all_is_refused_and_the_report_says_so(
+    under: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wrapper = tmp_path / "held"
+    wrapper.write_text(HELD)
+    wrapper.chmod(0o755)
+    monkeypatch.setattr("tests.kernel.serving.AETHER", wrapper)
+    client = under("default")
+    assert client.call("tamper")["counted"]
+    assert attempt(client, KEYCTL, UNIX) == ["EPERM", "0"]
+    report = client.call("tamper")
+    assert (report["counted"], report["calls"]) == (False, [])
+
+
 def descriptors(server: int) -> int:
     return len(list(Path(f"/proc/{server}/fd").iterdir()))
 
@@ -131,6 +160,34 @@ def test_no_listener_outlives_its_command_nor_reaches_it(tmp_path: Path) -> None
         for _ in range(20):
             client.run("/bin/true")
         eventually(lambda: descriptors(server.pid) <= before)
+
+
+TOOLS = {
+    "bash": "bash -c 'for i in 1 2 3; do echo $i; done | sort -r | head -1; wait'",
+    "python": "python3 -m venv --without-pip venv && venv/bin/python -c 'import ssl, sqlite3'",
+    "subprocesses": "python3 -c 'import subprocess; subprocess.run([\"true\"], check=True)'",
+    "pip": "python3 -m pip --version",
+    "apt": "apt-get -s -o Debug::NoLocking=1 install bash && dpkg -l bash",
+    "gcc": "echo 'int main(void) { return 0; }' > a.c && gcc -O1 -o a a.c && ./a",
+    "git": "git init -q r && cd r && git -c user.name=x -c user.email=x@x commit -q --allow-empty -m x",
+    "node": 'node -e \'require("child_process").execSync("true")\'',
+    "go": "go version",
+}
+
+
+@pytest.mark.parametrize("tool", TOOLS)
+def test_ordinary_tools_work_under_strict(under: Run, tmp_path: Path, tool: str) -> None:
+    program = TOOLS[tool].split()[0]
+    if shutil.which(program) is None:
+        pytest.skip(f"no {program} on this host")
+    client = under("strict")
+    done = client.run(
+        shell=TOOLS[tool],
+        cwd=str(tmp_path),
+        env={"HOME": str(tmp_path), "PATH": os.environ["PATH"]},
+    )
+    assert done["exit_code"] == 0, done
+    assert client.call("tamper")["calls"] == []
 
 
 FLOOD = """

@@ -164,12 +164,19 @@ def owners_of(pids: list[str]) -> set[int]:
     return {Path(f"/proc/{pid}").stat().st_uid for pid in pids}
 
 
+def mounts_of(home: Path) -> set[str]:
+    """Where this edge has mounted something, layers aside, which stay; other edges have theirs."""
+    targets = {mount.target for mount in mounts.list_mounts()}
+    ours = {target for target in targets if target.startswith(f"{home}/") or NODE in target}
+    return {target for target in ours if "/layers/" not in target}
+
+
 @pytest.fixture
 async def edge(store: Path, aether: Path) -> AsyncIterator[Edge]:
     """A running edge; after the test nothing of it may be left."""
     for part in ("state", "run"):
         shutil.rmtree(store / part, ignore_errors=True)
-    before = len(mounts.list_mounts())
+    before = mounts_of(store)
     edge = Edge(store, aether)
     await edge.start()
     try:
@@ -183,8 +190,7 @@ async def edge(store: Path, aether: Path) -> AsyncIterator[Edge]:
     assert aethers() == []
     assert list((store / "run").iterdir()) == []
     assert list((store / "state/sandboxes").iterdir()) == []
-    extra = [m for m in mounts.list_mounts() if "/layers/" not in m.target]
-    assert len(extra) <= before
+    assert mounts_of(store) <= before
 
 
 def text(captured: dict[str, Any]) -> str:

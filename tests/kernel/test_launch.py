@@ -232,7 +232,8 @@ CONTAINED = {
     "setns": "EPERM",
     "ptrace_1": "EPERM", "fds_of_1": "EACCES", "memory_of_1": "EACCES", "maps_of_1": "EACCES",
     "environ_of_1": "EACCES", "root_of_1": "EACCES", "exe_of_1": "EACCES", "read_1": "EPERM",
-    "getfd_1": "EPERM", "renice_1": "EPERM", "affinity_1": "EPERM", "limit_1": "EPERM",
+    "getfd_1": "EBADF",  # there is no pidfd of it to be had
+    "renice_1": "EPERM", "affinity_1": "EPERM", "limit_1": "EPERM",
     "oom_1": "EACCES", "cgroup_1": "ENOENT",
     "bpf": "EPERM", "keyctl": "EPERM", "userfaultfd": "EPERM", "io_uring": "EPERM",
     "perf": "EPERM", "by_handle": "EPERM", "vsock": "EPERM", "alg": "EPERM", "unix": "0",

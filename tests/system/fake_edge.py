@@ -119,6 +119,7 @@ class FakeEdge(FakeEnvironments):
             step=request.spec.step,
             group=request.spec.group,
             epoch=request.spec.epoch,
+            security=request.spec.security,
         )
         self.sandboxes[request.id] = view
         if self.gate:

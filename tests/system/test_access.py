@@ -88,6 +88,7 @@ NEEDS: dict[str, Permission | None] = {
     "POST S/pack": P.SANDBOX_OPERATE,
     "GET S/diff": P.SANDBOX_OPERATE,
     "POST S/fork": P.SANDBOX_OPERATE,
+    "GET S/tamper": P.SANDBOX_OPERATE,
     "GET S/trajectory": P.SANDBOX_OPERATE,
 }
 """What each route needs. `S` = `/v1/sandboxes/{id}`."""

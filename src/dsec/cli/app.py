@@ -20,6 +20,7 @@ from dsec.cli import (
     snapshots,
     state,
     store,
+    tampering,
     traces,
 )
 from dsec.cli.options import COMMAND_CONTEXT, Json
@@ -67,6 +68,7 @@ app.command("pack", rich_help_panel=STATE)(state.pack)
 app.command("diff", rich_help_panel=STATE)(state.diff)
 app.command("fork", rich_help_panel=STATE)(state.fork)
 app.command("restore", rich_help_panel=STATE)(state.restore)
+app.command("tamper", rich_help_panel=STATE)(tampering.tamper)
 
 snapshot = typer.Typer(help="Snapshots: what sandboxes had written.", no_args_is_help=True)
 snapshot.command("ls")(snapshots.ls)

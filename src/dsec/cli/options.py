@@ -95,4 +95,10 @@ Deny = Annotated[
         autocompletion=completing.rules,
     ),
 ]
+SecurityProfile = Annotated[
+    str,
+    typer.Option(
+        "--security", metavar="PROFILE", help="Of the kernel it may use: default, strict or loose."
+    ),
+]
 Memory = Annotated[str, typer.Option("--memory", "-m", help="E.g. 512M, 4G.")]

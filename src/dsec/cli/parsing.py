@@ -10,7 +10,7 @@ from typing import cast, get_args
 
 from dsec.base.errors import InvalidRequest
 from dsec.base.quantity import MIB, parse_size_bytes
-from dsec.wire.sandbox import IdleAction, QosClass
+from dsec.wire.sandbox import IdleAction, QosClass, SeccompProfile
 
 LONGEST_S = 30 * 86400.0
 _DURATION = re.compile(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+(?:\.\d+)?)s?)?", re.ASCII)
@@ -137,6 +137,15 @@ def qos_class(text: str) -> QosClass:
         InvalidRequest: it is neither.
     """
     return cast("QosClass", one_of(get_args(QosClass), text, "--qos"))
+
+
+def security_profile(text: str) -> SeccompProfile:
+    """`default`, `strict` or `loose`.
+
+    Raises:
+        InvalidRequest: it is none of them.
+    """
+    return cast("SeccompProfile", one_of(get_args(SeccompProfile), text, "--security"))
 
 
 def network(allow: Sequence[str], deny: Sequence[str]) -> dict[str, bool]:

@@ -27,6 +27,7 @@ from dsec.cli.options import (
     Memory,
     Qos,
     SandboxId,
+    SecurityProfile,
     Step,
     Timeout,
     Toolkits,
@@ -40,7 +41,7 @@ from dsec.cli.options import (
 )
 from dsec.cli.output import note, print_json
 from dsec.sdk import Command, DSecContainerRunArgs, Sandbox
-from dsec.wire.sandbox import Backend, PtySize
+from dsec.wire.sandbox import Backend, PtySize, Security
 
 LONGEST_S = parsing.LONGEST_S
 SHELLS = ("bash", "sh")
@@ -85,6 +86,7 @@ async def run(
         bool, typer.Option("--network", help="A network, though no rule allows anything yet.")
     ] = False,
     backend: Annotated[str, typer.Option(help="How it is isolated.")] = "container",
+    security: SecurityProfile = "default",
     trace: TraceName = None,
     record_trace: Annotated[
         bool, typer.Option("--record-trace", help="Record what it reads, for the next creation.")
@@ -141,6 +143,7 @@ async def run(
         job=job,
         step=step,
         group=group,
+        security=Security(profile=parsing.security_profile(security)),
     )
     async with client() as dsec:
         sandbox = await dsec.run_container(args, timeout=parsing.at_most(wait))

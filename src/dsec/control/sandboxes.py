@@ -32,6 +32,7 @@ from dsec.control.edges import Edge, Edges
 from dsec.control.forgetting import forget_hourly
 from dsec.control.leases import Leases, checked_key
 from dsec.control.ownership import Ownership
+from dsec.control.privileges import require_security
 from dsec.control.snapshots import require_image
 from dsec.iam.permissions import Permission
 from dsec.kit.flights import Flights
@@ -105,6 +106,7 @@ class Sandboxes:
         """
         caller.require(Permission.SANDBOX_CREATE, caller.project)
         require_image(caller, spec.image)
+        require_security(caller, spec.security)
         key = checked_key(key)
         stamped = await self._leases.stamp(caller.project, spec)
         creation = Creation(
@@ -129,6 +131,7 @@ class Sandboxes:
         """
         await self._ownership.require(caller, Permission.SANDBOX_CREATE, sandbox)
         view = await self._ownership.look(sandbox)
+        require_security(caller, view.security)
         if view.job:
             await self._leases.epoch_in_force(ProjectId(view.project), view.job, view.epoch)
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from dsec.edge.admission import AdmissionLimits
 from dsec.edge.network.services import Services
+from dsec.edge.privileges import Privileges
 from dsec.edge.uid_runs import FIRST
 from dsec.images.store.interface import BlobStore
 
@@ -31,3 +32,5 @@ class EdgeConfig:
     """Shared with other nodes; trajectories of ended sandboxes go there."""
     services: Services = field(default_factory=lambda: Services.of({}))
     """What network rules may name here."""
+    privileges: Privileges = field(default_factory=Privileges)
+    """What sandboxes may have beyond what is everybody's."""

@@ -77,6 +77,7 @@ class SandboxRecord(Struct, frozen=True, kw_only=True):
             step=spec.step,
             group=spec.group,
             epoch=spec.epoch,
+            security=spec.security,
         )
 
 
@@ -85,15 +86,17 @@ class Changed(Struct, frozen=True, kw_only=True):
 
     limits: Limits
     qos: QosClass
-    network_rules: dict[str, bool] = field(default_factory=dict)
+    network_rules: dict[str, bool] | None = None
+    """None: the record's; it was written when they could not change."""
     warnings: list[str] = field(default_factory=list)
     before: Changed | None = None
     """What it had, until these are known to hold."""
 
     def over(self, record: SandboxRecord) -> SandboxRecord:
         """The record with these."""
+        rules = record.spec.network_rules if self.network_rules is None else self.network_rules
         spec = msgspec.structs.replace(
-            record.spec, limits=self.limits, qos=self.qos, network_rules=self.network_rules
+            record.spec, limits=self.limits, qos=self.qos, network_rules=rules
         )
         return msgspec.structs.replace(record, spec=spec, warnings=self.warnings)
 

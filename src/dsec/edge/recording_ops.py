@@ -68,7 +68,9 @@ OPS = {
     ("POST", f"{S}/fork"): Op("fork", replayed=False, claims=True),
 }
 PORT = Op("port.open", replayed=False)
-NAMES = frozenset(op.name for op in (*OPS.values(), PORT)) | {CREATE, COMMAND, OVER}
+TAMPER = Op("tamper", replayed=False)
+"""Written by the edge itself, as a sandbox that has something to tell of ends."""
+NAMES = frozenset(op.name for op in (*OPS.values(), PORT, TAMPER)) | {CREATE, COMMAND, OVER}
 """Everything a trajectory may have."""
 
 

@@ -78,6 +78,8 @@ async def recorded(
     except Exception as exc:
         error = as_error(exc)
         await recording.end(seq, error.code, {"message": error.message})
+        if error is exc:
+            raise
         raise error from exc
     finally:
         with anyio.CancelScope(shield=True):
@@ -215,6 +217,8 @@ class _Operation:
         except Exception as exc:
             error = as_error(exc)
             await over(error.code, {"message": error.message})
+            if error is exc:
+                raise
             raise error from exc
         finally:  # if the answer was broken off, nobody knows; else this is the second time
             with anyio.CancelScope(shield=True):

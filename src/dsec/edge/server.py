@@ -33,6 +33,7 @@ from dsec.edge.service import EdgeService
 from dsec.edge.snapshot_routes import snapshot_routes
 from dsec.edge.state_routes import StateApi, state_routes
 from dsec.edge.streams import OCTETS, TAR, ChargedJson, RawStream, body_of, relay
+from dsec.edge.tamper_routes import TamperApi, tamper_routes
 from dsec.edge.trajectory_routes import trajectory_routes
 from dsec.kit.generators import generator_of
 from dsec.kit.http import (
@@ -391,6 +392,7 @@ def make_edge_app(service: EdgeService, clock: Clock) -> ASGIApp:
         *trajectory_routes(service),
         *state_routes(StateApi(service)),
         *network_routes(NetworkApi(service)),
+        *tamper_routes(TamperApi(service)),
     ]
     return make_app(recorded_routes(table, service), clock, extra=[ports])
 
@@ -453,5 +455,6 @@ EDGE_ROUTES = [
     *sandbox_routes(SandboxApi(None)),
     *state_routes(StateApi(None)),
     *network_routes(NetworkApi(None)),
+    *tamper_routes(TamperApi(None)),
 ]
 """What the public API passes through, for its description."""

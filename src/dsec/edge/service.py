@@ -24,6 +24,7 @@ from typing import TypeVar
 
 import anyio
 import anyio.abc
+import msgspec
 from typing_extensions import override
 
 from dsec.base.clock import Clock
@@ -41,7 +42,6 @@ from dsec.base.states import SandboxState, StopReason
 from dsec.edge import commands, networking, restoring
 from dsec.edge.admission import NodeFacts, check_room, decide
 from dsec.edge.backends.interface import Backend
-from dsec.edge.change_cases import ChangeCases
 from dsec.edge.channel import gone
 from dsec.edge.config import MAX_SOCKET_PATH, EdgeConfig
 from dsec.edge.ended import Ended
@@ -60,6 +60,7 @@ from dsec.edge.recording_commands import RecordedCommands
 from dsec.edge.retelling import Part, Retelling
 from dsec.edge.shipping import Shipping
 from dsec.edge.sweep import sweep
+from dsec.edge.tamper_cases import TamperCases
 from dsec.edge.uid_runs import UidRuns
 from dsec.kit.blocking import in_thread
 from dsec.kit.http import as_error
@@ -96,7 +97,7 @@ STOP_DEADLINE_S = 300.0
 MEMORY_FRESH_S = 0.1
 
 
-class EdgeService(ChangeCases):
+class EdgeService(TamperCases):
     """An edge."""
 
     def __init__(
@@ -212,6 +213,7 @@ class EdgeService(ChangeCases):
             data_failed_since=self._images.environments.failed_since,
             faults=self._images.environments.faults,
             admit=self._readmit,
+            last_look=self._last_look,
             paused=self._paused,
         )
 
@@ -284,6 +286,7 @@ class EdgeService(ChangeCases):
     async def _admit(self, request: CreateOnEdge, origin: Origin | None) -> Owner:
         if node_of(sandbox_id(request.id)) != self.node:
             raise InvalidRequest(f"{request.id} is an id of another node than {self.node}")
+        request = msgspec.structs.replace(request, spec=networking.connected(request.spec))
         backend = self._backend_for(request)
         said = await networking.check(request.spec.network_rules, self._services)
         origin = origin or await restoring.origin(self._images, self._histories, request)
@@ -297,7 +300,7 @@ class EdgeService(ChangeCases):
         record = SandboxRecord(
             id=request.id,
             project=request.project,
-            spec=networking.connected(request.spec),
+            spec=request.spec,
             environment=environment,
             created_at=self._clock.now(),
             uid_base=self._uids.take(),
@@ -326,6 +329,7 @@ class EdgeService(ChangeCases):
                 f"{', '.join(sorted(self._backends))}",
                 backend=request.spec.backend,
             )
+        self._config.privileges.check(request.spec.security)
         backend.refuse(request.spec)
         return backend
 
@@ -466,6 +470,7 @@ class EdgeService(ChangeCases):
         await owner.wake(explicitly=True)
         return owner.view()
 
+    @override
     def spawn(self, work: Callable[[], Coroutine[object, object, None]]) -> None:
         """Do it as the edge's own task. Raises Unavailable: it is not running."""
         if self._group is None:

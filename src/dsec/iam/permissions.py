@@ -14,6 +14,9 @@ class Permission(enum.StrEnum):
     SANDBOX_OPERATE = "sandbox:operate"
     """Commands, sessions, files, ports."""
     SANDBOX_STOP = "sandbox:stop"
+    SANDBOX_PRIVILEGE = "sandbox:privilege"
+    """Make sandboxes that may use more of the kernel than others: `loose`, and calls allowed by name.
+    The host is shared by all projects, so it counts in the root alone."""
     IMAGE_READ = "image:read"
     IMAGE_WRITE = "image:write"
     """Sandboxes of all projects start from the same images, so it counts in the root alone."""

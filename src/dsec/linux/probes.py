@@ -231,6 +231,20 @@ def bpf() -> str:
     return "with type information" if Path("/sys/kernel/btf/vmlinux").exists() else "without BTF"
 
 
+def network(filter_object: Path) -> str:
+    """Whether sandboxes could be given a network: eBPF, its library, nftables, the compiled filter."""
+    bpf()
+    if not filter_object.is_file():
+        raise LookupError(f"the filter {filter_object} was not compiled; `./dev setup` does it")
+    if shutil.which("nft") is None:
+        raise LookupError("install nftables")
+    try:
+        ctypes.CDLL("libbpf.so.1")
+    except OSError:
+        raise LookupError("install libbpf1") from None
+    return ""
+
+
 def core_scheduling() -> str:
     """Read this process's core scheduling cookie."""
     cookie = ctypes.c_ulong()

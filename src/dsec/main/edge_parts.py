@@ -50,6 +50,7 @@ async def open_edge(settings: Settings, clock: Clock) -> AsyncIterator[Node]:
         Conflict: another process uses the images.
     """
     from dsec.edge.config import EdgeConfig
+    from dsec.edge.privileges import Privileges
     from dsec.edge.server import EDGE_ROUTES, make_edge_app
     from dsec.edge.service import EdgeService
 
@@ -59,6 +60,9 @@ async def open_edge(settings: Settings, clock: Clock) -> AsyncIterator[Node]:
         run=settings.run,
         version=version(),
         services=_services(settings),
+        privileges=Privileges(
+            loose=settings.allow_loose, syscalls=frozenset(settings.allow_syscalls)
+        ),
     )
     async with _images(settings, clock) as (images, store):
         edge = EdgeService(
@@ -100,8 +104,14 @@ def _backends(
         host = SimHost()
         return [SimBackend(clock, host=host), StandIn(clock, host=host)]
     from dsec.edge.backends.container import ContainerBackend, ContainerConfig
+    from dsec.main.network_parts import network_of
 
-    here = ContainerConfig(node=config.node, state=config.state, aether=aether_binary(settings))
+    here = ContainerConfig(
+        node=config.node,
+        state=config.state,
+        aether=aether_binary(settings),
+        network=network_of(settings, config),
+    )
     return [ContainerBackend(here, images.environments, clock)]
 
 

@@ -41,6 +41,8 @@ class Settings:
     aether: str = ""
     """The helper's binary; empty = `DSEC_AETHER`, else the one that came with this package, or was
     built beside it."""
+    bpf: str = ""
+    """Directory of the compiled eBPF programs; empty = `DSEC_BPF`, else likewise."""
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
     stop_sandboxes: bool = False
     """Stop all sandboxes when the server stops; else they live on until it comes back."""
@@ -65,6 +67,20 @@ class Settings:
     services_file: str = ""
     """A TOML file with what network rules mean by name (`pypi`, `npm`, ...) where this node's own tools
     do not say it; empty = they do."""
+    network_slots: int = 0
+    """Network namespaces kept ready for the next sandboxes that may reach something; 0 = none may."""
+    network_pool4: str = ""
+    """Where their addresses come from, e.g. 100.96.0.0/16; empty = a part of that which is free."""
+    network_pool6: str = ""
+    network_resolvers: list[str] = field(default_factory=list)
+    """Whom names are asked of that sandboxes may reach; empty = whom this node itself asks."""
+    network_never: list[str] = field(default_factory=list)
+    """Networks no sandbox reaches whatever its rules say, beside this node, its sandboxes, and
+    link-local, loopback and multicast addresses: those of the control plane."""
+    allow_loose: bool = False
+    """Take sandboxes of the security profile `loose`, from those who may ask for it."""
+    allow_syscalls: list[str] = field(default_factory=list)
+    """System calls that those may have allowed by name."""
     record_traces: bool = True
     """Write down what the first sandbox of an environment reads, and fetch it ahead for others."""
 
@@ -105,6 +121,7 @@ def settle(
         state_dir=_absolute(settings.state_dir or str(state)),
         run_dir=_absolute(settings.run_dir or str(run)),
         aether=_absolute(settings.aether or env.get("DSEC_AETHER", "")),
+        bpf=_absolute(settings.bpf or env.get("DSEC_BPF", "")),
         edge_token_file=_absolute(settings.edge_token_file),
         store=settings.store if "://" in settings.store else _absolute(settings.store),
         services_file=_absolute(settings.services_file),

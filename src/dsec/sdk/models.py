@@ -20,6 +20,7 @@ from dsec.wire.sandbox import (
     Limits,
     QosClass,
     SandboxSpec,
+    Security,
 )
 from dsec.wire.sandbox import FileInfo as WireFileInfo
 from dsec.wire.sandbox import WatchEvent as WireWatchEvent
@@ -58,6 +59,7 @@ class DSecContainerRunArgs:
         epoch: of the job's lease you hold; None: DSEC_EPOCH's if the job is DSEC_JOB, else the one
             in force, as with 0.
         network: give it a network though no rule allows anything yet: `set_network` may later.
+        security: how much of the kernel its programs may use.
     """
 
     container_image: str
@@ -85,6 +87,7 @@ class DSecContainerRunArgs:
     group: str = ""
     epoch: int | None = None
     network: bool = False
+    security: Security = field(default_factory=Security)
 
 
 def job_and_epoch(
@@ -156,6 +159,7 @@ def sandbox_spec(args: DSecContainerRunArgs) -> SandboxSpec:
         max_lifetime_s=seconds(args.max_lifetime_s, "max_lifetime_s"),
         network_rules=dict(args.network_rules),
         network=args.network,
+        security=args.security,
         init_user=args.init_user,
         workdir=args.workdir,
         env=dict(args.env),

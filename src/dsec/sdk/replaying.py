@@ -55,6 +55,7 @@ _NOTHING = frozenset(
         CREATION,
         "over",
         "stop",
+        "tamper",
         "pause",
         "resume",
         "pack",

@@ -77,6 +77,9 @@ class LaunchSpec(Struct, kw_only=True):
     capabilities: list[str] = field(default_factory=list)
     """Kept in the bounding set of commands, e.g. CAP_CHOWN."""
     seccomp: str = "default"
+    """`none`, or a profile of `dsec.wire.sandbox.Security`."""
+    seccomp_allow: list[str] = field(default_factory=list)
+    """Calls that it refuses and commands may make, by name."""
     no_new_privs: bool = False
     rlimits: dict[str, tuple[int, int]] = field(default_factory=dict)
     """Soft and hard, by name in lower case: nofile, core, ..."""

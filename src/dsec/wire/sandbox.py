@@ -31,6 +31,25 @@ class Limits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What it may write to its file system; None = as much as the node has."""
 
 
+SeccompProfile = Literal["default", "strict", "loose"]
+Syscall = Annotated[str, Meta(pattern=r"^[a-z0-9_]{1,64}$")]
+
+
+class Security(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How much of the kernel its programs may use: docs/howto/containment.md."""
+
+    profile: SeccompProfile = "default"
+    allow: Annotated[list[Syscall], Meta(max_length=64)] = field(default_factory=list)
+    """System calls its profile refuses and it may make all the same."""
+    no_new_privs: bool = False
+    """No program gives more rights than its caller has: set-id bits and file capabilities do nothing."""
+
+    @property
+    def widened(self) -> bool:
+        """Whether it asks for more than everybody may have."""
+        return self.profile == "loose" or bool(self.allow)
+
+
 class SandboxSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a caller asks for when creating a sandbox."""
 
@@ -58,6 +77,7 @@ class SandboxSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     network: bool = False
     """Give it a network though no rule allows anything yet. Without one, and without a rule that
     allows something, it has none for life."""
+    security: Security = field(default_factory=Security)
     init_user: Annotated[str, Meta(min_length=1, max_length=256)] | None = None
     """Default user of commands and file operations; None = the image's, else root."""
     workdir: Annotated[str, Meta(max_length=4096)] | None = None
@@ -123,6 +143,7 @@ class SandboxView(Struct, kw_only=True, omit_defaults=True):
     """The sandbox it was forked from."""
     pause: Pause | None = None
     """Set while it is paused."""
+    security: Security = field(default_factory=Security)
 
 
 class Pause(Struct, kw_only=True, omit_defaults=True):
@@ -299,6 +320,54 @@ class NetworkView(Struct, kw_only=True, omit_defaults=True):
     """The latest kinds of it, newest last, at most 256."""
     detail: str = ""
     """What of this does not hold here, in words."""
+
+
+class DeniedCall(Struct, kw_only=True, omit_defaults=True):
+    """A system call its programs made and were refused; like ones are counted together."""
+
+    name: str
+    argument: int | None = None
+    """The one that tells what was wanted, of calls that are many in one: the family of a `socket`, the
+    number of an `ioctl`, the flags of an `unshare`, the signal of a `kill`."""
+    count: int = 1
+    first_at: float
+    last_at: float
+
+
+class TamperReport(Struct, kw_only=True, omit_defaults=True):
+    """What was tried in a sandbox and did not work, and what of its system was changed.
+
+    All of it is made by what runs inside: names are data, not to be trusted, nor printable as they
+    are.
+    """
+
+    at: float
+    counted: bool = False
+    """Whether refused calls are counted; if not, `detail` says why, and an empty list means nothing."""
+    simulated: bool = False
+    detail: str = ""
+    """What of this is not known, in words."""
+    denied_calls: list[DeniedCall] = field(default_factory=list)
+    agent_signals: list[DeniedCall] = field(default_factory=list)
+    """Refused calls aimed at the sandbox's first process, which is the platform's: signals, debugging,
+    taking descriptors."""
+    other_calls: int = 0
+    """Refused calls of further kinds, when there are too many kinds to tell apart."""
+    system_files: list[DiffEntry] = field(default_factory=list)
+    """Programs, libraries and settings of the environment that were overwritten or removed; at most
+    1,000."""
+    system_files_count: int = 0
+    """All of them."""
+    flooded_streams: int = 0
+    """Output streams of commands that were more than is kept."""
+    dropped_bytes: int = 0
+    """Of these."""
+    oom_kills: int = 0
+    pids_limit_hits: int = 0
+    """Processes and threads that could not begin."""
+    disk_full: bool = False
+    """Whether its own disk is full now."""
+    network: list[DeniedTraffic] = field(default_factory=list)
 
 
 class PtySize(Struct, frozen=True, forbid_unknown_fields=True):

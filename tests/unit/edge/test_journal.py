@@ -9,7 +9,7 @@ import pytest
 
 from dsec.base.states import SandboxState, StopReason
 from dsec.edge.lifecycle.journal import Journal
-from dsec.edge.record import SandboxRecord
+from dsec.edge.record import Changed, SandboxRecord
 from dsec.images.records import Environment, EnvironmentPart
 from dsec.images.records import view as image_view
 from dsec.wire.sandbox import Limits, SandboxSpec, SandboxView
@@ -78,6 +78,24 @@ def test_a_record_of_before_environments_names_an_image(journal: Journal) -> Non
         image=facts.image, parts=[EnvironmentPart(label="image", layers=layers)]
     )
     assert msgspec.structs.replace(story.record, environment=facts.environment) == facts
+
+
+def test_limits_of_before_other_things_could_change_are_read(journal: Journal) -> None:
+    spec = SandboxSpec(image="debian", network_rules={"pypi": True})
+    journal.create(facts := msgspec.structs.replace(record(journal), spec=spec))
+    before = {"limits": {"memory_mb": 64}, "qos": "ls"}
+    old = {"limits": {"memory_mb": 128}, "qos": "be", "warnings": ["w"], "before": before}
+    (facts.path / "limits.json").write_bytes(msgspec.json.encode(old))
+    (story,) = journal.stories()
+    now = msgspec.structs.replace(spec, limits=Limits(memory_mb=128), qos="be")
+    assert story.record == msgspec.structs.replace(facts, spec=now, warnings=["w"])
+    assert story.changed is not None
+    assert story.changed.before is not None
+    assert story.changed.before.over(facts).spec.network_rules == spec.network_rules
+    newer = Changed(limits=Limits(memory_mb=256), qos="be", network_rules={})
+    journal.change(ID, newer)
+    (story,) = journal.stories()
+    assert story.changed == newer
 
 
 def test_a_record_of_neither_kind_is_none(journal: Journal) -> None:

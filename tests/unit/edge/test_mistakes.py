@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from dsec.base.errors import InvalidRequest
 from dsec.edge.recording_ops import NAMES, PORT
 from dsec.edge.recording_routes import recorded
 from tests.unit.edge.node import Node
@@ -100,7 +101,11 @@ async def test_whatever_a_tunnel_fails_of_is_on_record(node: Node) -> None:
         with pytest.raises(Exception, match="incident"):
             async with recorded(recording, PORT, {"port": 80}, Connection()):  # type: ignore[arg-type]
                 raise ZeroDivisionError
+        with pytest.raises(InvalidRequest) as caught:
+            async with recorded(recording, PORT, {"port": 0}, Connection()):  # type: ignore[arg-type]
+                raise InvalidRequest("no such port")
+        assert caught.value.__cause__ is None
         async with recorded(recording, PORT, {"port": 81}, Connection()):  # type: ignore[arg-type]
             pass
         opened = [entry for entry in await box.trajectory() if entry.op == PORT.name]
-        assert [entry.outcome for entry in opened] == ["internal_error", "ok"]
+        assert [entry.outcome for entry in opened] == ["internal_error", "invalid_request", "ok"]

@@ -273,6 +273,20 @@ async def test_one_that_is_held_wakes_by_an_explicit_resume_alone(node: Node) ->
             assert await run(await edge.owner(sandbox), "true") == 0
 
 
+async def test_one_that_is_held_at_length_is_held_after_a_restart(node: Node) -> None:
+    order = PauseOrder(held='"epoch" ' * 400)
+    async with node.host.running():
+        async with node.edge() as edge:
+            sandbox = (await made(edge)).record.id
+            await edge.pause(sandbox, order)
+        async with node.edge() as edge:
+            view = await edge.get(sandbox)
+            assert view.pause is not None
+            assert view.pause.at > 0
+            with pytest.raises(Conflict, match="explicit resume"):
+                await edge.owner(sandbox)
+
+
 @pytest.mark.parametrize("where", ["freeze", "reclaim"])
 async def test_one_that_runs_is_paused_and_held_in_one_go(node: Node, where: str) -> None:
     async with node.edge() as edge, anyio.create_task_group() as group:

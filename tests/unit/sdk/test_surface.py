@@ -63,6 +63,7 @@ NAMES = [
     "SandboxGone",
     "SandboxTree",
     "SandboxView",
+    "Security",
     "Session",
     "SnapshotView",
     "StartFailed",
@@ -70,6 +71,7 @@ NAMES = [
     "Steps",
     "StorageFull",
     "StoreView",
+    "TamperReport",
     "TextDecoder",
     "TraceView",
     "Unauthenticated",
@@ -81,7 +83,7 @@ METHODS = {
     "DSecClient": "api_url branch close environments get images layers list jobs nodes open replay restore run_container run_containers snapshots store"
     " trajectory version",
     "Sandbox": "branch command commands connect_port diff exec files fork forks forward id network open_session pack"
-    " pause processes refresh resize resume run_shell sessions set_network start steps stop trajectory usage view"
+    " pause processes refresh resize resume run_shell sessions set_network start steps stop tamper trajectory usage view"
     " warnings",
     "Steps": "next recorded",
     "Snapshots": "diff get list remove",

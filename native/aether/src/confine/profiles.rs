@@ -194,9 +194,7 @@ impl Profile {
         let held = NOT_LOOSE.iter().chain(&NEWER[..1]).chain([&NEW_TIME]).chain(AGENT);
         match self {
             Self::Default => common.chain(held).copied().collect(),
-            Self::Strict => {
-                common.chain(held).chain(STRICT).chain(STRICT_HERE).copied().collect()
-            }
+            Self::Strict => common.chain(held).chain(STRICT).chain(STRICT_HERE).copied().collect(),
             Self::Loose => common.copied().collect(),
         }
     }

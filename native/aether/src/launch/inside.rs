@@ -274,7 +274,8 @@ impl<'a> Site<'a> {
     }
 
     fn attach_system(&self) -> io::Result<()> {
-        let system = self.system.as_ref().ok_or_else(|| io::Error::from_raw_os_error(libc::EBADF))?;
+        let system =
+            self.system.as_ref().ok_or_else(|| io::Error::from_raw_os_error(libc::EBADF))?;
         mount::attach(system, self.place("sys")?)
     }
 

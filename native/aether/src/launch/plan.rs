@@ -147,8 +147,11 @@ fn inside_steps(spec: &LaunchSpec) -> Vec<InsideStep> {
         InsideStep::Mount { what: &PTS, at: "dev/pts" },
         InsideStep::Mount { what: &SHM, at: "dev/shm" },
         InsideStep::Mount { what: &MQUEUE, at: "dev/mqueue" },
-        InsideStep::NoUserNamespaces,
     ]);
+    // All that the profile is for.
+    if spec.seccomp != "loose" {
+        steps.push(InsideStep::NoUserNamespaces);
+    }
     // Read-only first: a mask may lie inside, and its mount would be hidden under a later one.
     let read_only = |path: &String| InsideStep::MakeReadOnly { path: path.clone() };
     steps.extend(spec.readonly_paths.iter().map(read_only));
@@ -166,10 +169,7 @@ fn inside_steps(spec: &LaunchSpec) -> Vec<InsideStep> {
     if spec.meters.is_some() {
         steps.push(InsideStep::ShowTruth);
     }
-    steps.extend([
-        InsideStep::EnterRoot,
-        InsideStep::SetHostname { name: spec.hostname.clone() },
-    ]);
+    steps.extend([InsideStep::EnterRoot, InsideStep::SetHostname { name: spec.hostname.clone() }]);
     if spec.network.is_none() {
         steps.push(InsideStep::LoopbackUp);
     }
@@ -441,6 +441,7 @@ mod tests {
             readonly_paths: vec!["/proc/sys".into()],
             capabilities: Vec::new(),
             seccomp: "default".into(),
+            seccomp_allow: Vec::new(),
             no_new_privs: false,
             rlimits: std::collections::BTreeMap::new(),
             env: std::collections::BTreeMap::new(),
@@ -487,6 +488,15 @@ mod tests {
         let places: Vec<_> = order.iter().map(|start| place_of(&lines, start)).collect();
         assert!(places.iter().all(Option::is_some), "{places:?} in {lines:#?}");
         assert!(places.is_sorted(), "{places:?} in {lines:#?}");
+    }
+
+    #[test]
+    fn user_namespaces_are_for_the_loose_alone() {
+        let forbids =
+            |spec: &LaunchSpec| place_of(&lines(spec), "forbid user namespaces").is_some();
+        assert!(forbids(&spec()));
+        assert!(forbids(&LaunchSpec { seccomp: "none".into(), ..spec() }));
+        assert!(!forbids(&LaunchSpec { seccomp: "loose".into(), ..spec() }));
     }
 
     #[test]

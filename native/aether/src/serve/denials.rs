@@ -5,7 +5,7 @@
 //! it waits for the next one. A filter whose listener is gone answers "no such call": nothing that
 //! happens to aether lets a call through.
 
-use super::commands::now;
+use super::commands::{now, Command};
 use super::server::{Server, Source, Timer};
 use crate::confine::{self, REFUSED};
 use crate::sys::poll::Interest;
@@ -175,7 +175,7 @@ impl Server {
     /// `tamper`: what was tried.
     pub(super) fn tamper(&mut self, id: u32) {
         let running = self.commands.values().filter(|command| command.runs());
-        let dropped: Vec<u64> = running.flat_map(|command| command.dropped()).collect();
+        let dropped: Vec<u64> = running.flat_map(Command::dropped).collect();
         let floods = dropped.iter().filter(|dropped| **dropped > 0).count();
         let report = Report {
             counted: self.confinement.filters() && !self.denials.blind,

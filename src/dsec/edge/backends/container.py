@@ -21,6 +21,7 @@ from dsec.base.clock import Clock
 from dsec.base.errors import Conflict, InternalError, StartFailed, Unavailable, Unsupported
 from dsec.base.quantity import MIB
 from dsec.edge.backends.disk import Disks, DiskUse
+from dsec.edge.backends.interface import LimitHits
 from dsec.edge.backends.launch_spec import (
     UPPER,
     CommandLimits,
@@ -34,6 +35,7 @@ from dsec.edge.channel import gone
 from dsec.edge.connection import UnixConnection
 from dsec.edge.images import Environments
 from dsec.edge.launcher import Launchers
+from dsec.edge.network.networks import NetworkConfig, Networks
 from dsec.edge.record import SandboxRecord
 from dsec.kit.blocking import in_thread
 from dsec.kit.recall import Recall
@@ -43,12 +45,15 @@ from dsec.linux.cgroup.detect import detect
 from dsec.linux.cgroup.interface import Layout
 from dsec.linux.disk_use import allocated_bytes
 from dsec.linux.long_writes import write_long
+from dsec.wire.launch import LaunchNetwork
 from dsec.wire.public_v1 import Capability
-from dsec.wire.sandbox import Pause, SandboxSpec, Usage
+from dsec.wire.sandbox import NetworkView, Pause, SandboxSpec, Usage
 
 logger = logging.getLogger("dsec.edge.container")
 
 KILL_PATIENCE_S, KILL_PAUSE_S = 10.0, 0.1
+DISK_FULL_BYTES = MIB
+"""A disk with less than this left counts as full."""
 COUNT_PATIENCE_S = 0.3
 """Some 100,000 files are counted by then. Who asks often is not to keep the disk busy."""
 
@@ -67,6 +72,8 @@ class ContainerConfig:
     cgroup_parent: str = ""
     """Where the node's groups go in each hierarchy; "" = at its top."""
     commands: CommandLimits = field(default_factory=CommandLimits)
+    network: NetworkConfig | None = None
+    """None = no sandbox has one."""
 
 
 class ContainerBackend:
@@ -79,6 +86,7 @@ class ContainerBackend:
         self._launchers = Launchers(config.aether, config.launchers)
         self._layout = Layout(base="")
         self._disks = Disks(config.state)
+        self._networks = Networks(config.network, clock) if config.network else None
         self._disk_limit = probes.Finding(False, "not looked for yet")
         self._fuse = probes.Finding(False, "not looked for yet")
         self._nofile = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
@@ -99,6 +107,12 @@ class ContainerBackend:
                 detail=missing or f"{', '.join(_limited(self._layout))} are limited",
             ),
             Capability(
+                name="network",
+                available=not self._no_network,
+                needed_for="sandboxes that may reach something: network_rules",
+                detail=self._no_network,
+            ),
+            Capability(
                 name="truthful_limits",
                 available=self._fuse.available,
                 needed_for="programs inside that ask how much memory and how many processors there are",
@@ -112,16 +126,23 @@ class ContainerBackend:
             raise Unsupported(f"this node cannot hold containers: {missing}", backend=spec.backend)
         if spec.limits.disk_mb is not None and not self._disk_limit.available:
             raise Unsupported(f"limits.disk_mb: not on this node: {self._disk_limit.detail}")
+        if spec.network and self._networks and self._networks.missing:
+            raise Unsupported(f"network_rules: not on this node: {self._networks.missing}")
+
+    @property
+    def _no_network(self) -> str:
+        return self._networks.missing if self._networks else "it is switched off: network_slots"
 
     def warnings(self, spec: SandboxSpec) -> list[str]:
         """What it will not have here, in ways that err to the safe side."""
         said = []
-        if allowed := sorted(name for name, yes in spec.network_rules.items() if yes):
+        allowed = sorted(name for name, yes in spec.network_rules.items() if yes)
+        if self._networks is None and allowed:
             names = ", ".join(allowed)
             said.append(
                 f"network_rules: this node has no network for sandboxes; not reachable: {names}"
             )
-        elif spec.network:
+        elif self._networks is None and spec.network:
             said.append("network: this node has no network for sandboxes")
         if spec.limits.cpu_cores > (cpus := hostinfo.cpus()):
             said.append(f"cpu_cores: {spec.limits.cpu_cores:g} may be used and the node has {cpus}")
@@ -139,7 +160,8 @@ class ContainerBackend:
         probe = partial(probes.disk_limit, self._config.state)
         self._disk_limit = await in_thread("mount", probes.tried, probe)
         self._fuse = await in_thread("mount", probes.tried, probes.fuse)
-        async with self._launchers.running():
+        networks = self._networks.running() if self._networks else contextlib.nullcontext()
+        async with self._launchers.running(), networks:
             yield
         await in_thread("cgroup", groups.retire, self._layout)
 
@@ -160,7 +182,7 @@ class ContainerBackend:
         return layout
 
     async def launch(self, record: SandboxRecord) -> None:
-        """Mount its disk and layers, and have a launcher do the rest."""
+        """Mount its disk and layers, open its network, and have a launcher do the rest."""
         if (size_mb := record.spec.limits.disk_mb) is not None:
             await in_thread("mount", self._disks.make, record.path, size_mb)
         layers = await self._environments.mount(
@@ -177,16 +199,39 @@ class ContainerBackend:
             HostFacts(nofile_max=self._nofile, fuse=self._fuse.available),
             await self._environments.mends(record.environment, layers),
         )
+        spec.network = await self._open_network(record)
         try:
             reply = await self._launchers.launch(spec)
         except Unavailable as exc:
             raise StartFailed(exc.message, step="launcher") from exc
         logger.debug("launched", extra={"sandbox_id": record.id, "micros": reply.micros})
 
+    async def _open_network(self, record: SandboxRecord) -> LaunchNetwork | None:
+        if not record.spec.network or self._networks is None:
+            return None
+        slot = await self._networks.open(record.id, record.spec.network_rules)
+        resolvers = [address for address in (slot.gateway4, slot.gateway6) if address]
+        return LaunchNetwork(namespace=slot.namespace, resolvers=resolvers)
+
+    async def network(self, record: SandboxRecord) -> NetworkView:
+        """See `NetworkOf.network`."""
+        if self._networks is None:
+            return NetworkView(rules=record.spec.network_rules)
+        return await self._networks.view(record.id, record.spec.network_rules)
+
+    async def apply_network(self, record: SandboxRecord) -> None:
+        """See `NetworkOf.apply_network`."""
+        if self._networks is None:
+            raise Unsupported(f"no network for sandboxes on this node: {self._no_network}")
+        await self._networks.apply(record.id, record.spec.network_rules)
+
     async def connect(self, record: SandboxRecord) -> ByteStream:
         """Connect to its socket."""
-        # After a restart of the edge nobody knows yet that the layers are in use.
+        # After a restart of the edge nobody knows yet that the layers are in use, or what a warden
+        # is to answer.
         self._environments.rebuild_pins([(record.id, record.environment.layers)])
+        if record.spec.network and self._networks:
+            await self._networks.know(record.id, record.spec.network_rules)
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         sock.setblocking(False)
         try:
@@ -218,8 +263,10 @@ class ContainerBackend:
                 return
 
     async def clean(self, record: SandboxRecord) -> None:
-        """Remove groups, socket, mounts and disk."""
+        """Remove groups, socket, mounts, network and disk."""
         await self._environments.release(record.id)
+        if record.spec.network and self._networks:
+            await self._networks.close(record.id)
         try:
             await in_thread("cgroup", self._remove, record.id, Path(record.socket))
             if record.spec.limits.disk_mb is not None:
@@ -309,6 +356,21 @@ class ContainerBackend:
             disk_limit_bytes=disk.limit_bytes,
         )
 
+    async def limit_hits(self, record: SandboxRecord) -> LimitHits:
+        """Read its groups, and how full its own disk is."""
+        return await in_thread("cgroup", self._limit_hits, record)
+
+    def _limit_hits(self, record: SandboxRecord) -> LimitHits:
+        full = False
+        if (size_mb := record.spec.limits.disk_mb) is not None:
+            use = self._disks.use(record.path, size_mb)
+            full = use.used_bytes + DISK_FULL_BYTES > use.limit_bytes > 0
+        return LimitHits(
+            oom_kills=groups.oom_kills(self._layout, record.id),
+            pids=groups.pids_limit_hits(self._layout, record.id),
+            disk_full=full,
+        )
+
     def _disk_use(self, record: SandboxRecord) -> DiskUse:
         if (size_mb := record.spec.limits.disk_mb) is not None:
             return self._disks.use(record.path, size_mb)
@@ -337,6 +399,8 @@ class ContainerBackend:
                 continue
             await self._environments.release(sandbox)
             removed.append(f"control groups of {sandbox}")
+        if self._networks:
+            removed += await self._networks.settle(frozenset(kept))
         # Last: nothing runs on these any more.
         disks = await in_thread("mount", self._disks.strays, frozenset(kept))
         return removed + [f"disk of {sandbox}" for sandbox in disks]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from anyio.abc import ByteStream
 
@@ -141,6 +141,25 @@ class CountsOomKills(Protocol):
 
     def oom_kills(self, record: SandboxRecord) -> int:
         """Processes its memory limit has killed so far. Quick: called after every command."""
+        ...
+
+
+class LimitHits(NamedTuple):
+    """How often a sandbox ran into its limits, seen from outside."""
+
+    oom_kills: int
+    pids: int
+    """Processes and threads that could not begin."""
+    disk_full: bool
+    """Now."""
+
+
+@runtime_checkable
+class CountsLimitHits(Protocol):
+    """A backend that sees its sandboxes run into their limits."""
+
+    async def limit_hits(self, record: SandboxRecord) -> LimitHits:
+        """So far."""
         ...
 
 

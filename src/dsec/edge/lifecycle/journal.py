@@ -39,8 +39,12 @@ Mark = Literal["begun", "done", "undone"]
 _MARKS: tuple[Mark, ...] = ("begun", "done", "undone")
 RECORD = "record.json"
 CHANGED = "changed.json"
+LIMITS = "limits.json"
+"""What that was called while limits and class alone could change."""
 JOURNAL = "journal"
 PRIVATE = 0o700
+DETAIL_LENGTH = 2000
+"""Of what is beyond, nothing is kept."""
 
 
 class Story(msgspec.Struct, kw_only=True):
@@ -263,13 +267,14 @@ class Journal:
 
 
 def _read_changed(directory: Path) -> Changed | None:
-    with contextlib.suppress(FileNotFoundError, NotADirectoryError, msgspec.MsgspecError):
-        return msgspec.json.decode((directory / CHANGED).read_bytes(), type=Changed)
+    for name in (CHANGED, LIMITS):
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError, msgspec.MsgspecError):
+            return msgspec.json.decode((directory / name).read_bytes(), type=Changed)
     return None
 
 
 def _one_line(text: str) -> str:
-    return " ".join(text.split())[:500]
+    return " ".join(text.split())[:DETAIL_LENGTH]
 
 
 def _parse(line: str) -> tuple[Mark, str, str] | None:

@@ -220,12 +220,11 @@ class Owner:
         with self._standing.given_up():
             await self._turn.acquire()
         try:
-            if self.over.is_set():
-                return
             if self.state in machine.ALIVE or self.state is SandboxState.CREATING:
                 self.detail = detail
+                await self._around.last_look(self)
                 await self._follow(machine.StopWanted(reason))
-            else:
+            elif not self.over.is_set():
                 await self._act(machine.REMOVAL)
         finally:
             self._turn.release()

@@ -26,6 +26,8 @@ AGAIN_S = 30.0
 FREEZE_DEADLINE_S = 10.0
 RECLAIM_DEADLINE_S = 300.0
 """Gigabytes may have to go to a slow disk, after others of the same job."""
+WORDS_LENGTH = 400
+"""Of each text of a pause in the journal, whose lines are bounded: cut, one could not be read."""
 
 
 async def hold(channel: AetherChannel) -> None:
@@ -120,6 +122,9 @@ def check_wakes(sandbox: str, pause: Pause | None) -> None:
 
 def said(pause: Pause | None) -> str:
     """What the journal keeps of a pause."""
+    if pause is not None:
+        words = {name: getattr(pause, name)[:WORDS_LENGTH] for name in ("detail", "held")}
+        pause = msgspec.structs.replace(pause, **words)
     return msgspec.json.encode(pause).decode()
 
 

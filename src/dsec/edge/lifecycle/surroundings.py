@@ -16,8 +16,8 @@ from dsec.images.records import Environment
 from dsec.wire.sandbox import Fault
 
 
-async def _always(_record: SandboxRecord) -> None:
-    """There is room."""
+async def _always(_of: object) -> None:
+    """Nothing stands in the way."""
 
 
 Changing = Callable[[Backend, Journal, SandboxRecord], Awaitable[SandboxRecord]]
@@ -38,6 +38,8 @@ class Surroundings:
     """Whether data of a sandbox's environment could not be read at some time since then."""
     faults: Callable[[Environment, str], list[Fault]]
     """What keeps a sandbox on an environment from working as it should, now."""
+    last_look: Callable[[Any], Awaitable[None]] = _always
+    """Called with an owner whose sandbox is about to be stopped; never raises."""
     admit: Callable[[SandboxRecord], Awaitable[None]] = _always
     """Whether the node has room for a paused one to go on; raises CapacityUnavailable."""
     paused: set[str] = field(default_factory=set)

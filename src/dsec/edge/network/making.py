@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from ipaddress import ip_network
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from dsec.edge.network.pools import Address
 from dsec.edge.network.routing import Facts, RouterConfig
@@ -21,7 +21,7 @@ from dsec.edge.network.slots import Slot
 from dsec.edge.network.warden.settings import PROXY_PORT
 from dsec.linux import net
 from dsec.linux.net import VethEnd, netlink
-from dsec.linux.network_filter import SlotSettings
+from dsec.linux.network_filter import Programs, SlotSettings
 
 DEVICE = "eth0"
 LOOPBACK_INDEX, DEVICE_INDEX = 1, 2
@@ -43,13 +43,6 @@ SLOT_SETTINGS = {
 """Before the device is made, which takes the defaults. Root inside is not root here: it may listen on
 any port, and ping without a raw socket, and change none of this."""
 _LINK = re.compile(r"s([0-9]{1,8})")
-
-
-class Programs(NamedTuple):
-    """Descriptors of a slot's classifiers."""
-
-    from_sandbox: int
-    to_sandbox: int
 
 
 class Load(Protocol):

@@ -160,6 +160,7 @@ class SimAether:
             "tar_in": method(PathArgs, lambda s, a: archives.tar_in(files, s, a)),
             "processes": self._processes,
             "usage": self._usage,
+            "tamper": self._tamper,
             "hold": self._nothing,
             "release": self._nothing,
             "shutdown": self._shutdown,
@@ -194,6 +195,9 @@ class SimAether:
 
     async def _usage(self, _stream: Stream, _arguments: Arguments) -> object:
         return msgspec.to_builtins(self.usage())
+
+    async def _tamper(self, _stream: Stream, _arguments: Arguments) -> object:
+        return {"simulated": True}
 
     async def _shutdown(self, stream: Stream, arguments: Arguments) -> None:
         self.table.kill_all(signal.SIGTERM)

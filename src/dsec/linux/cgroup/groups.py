@@ -95,6 +95,15 @@ def oom_kills(layout: Layout, sandbox: str) -> int:
     return 0
 
 
+def pids_limit_hits(layout: Layout, sandbox: str) -> int:
+    """Processes and threads a sandbox's limit has kept from beginning."""
+    if "pids" in layout.v2_controllers:
+        return pids2.limit_hits(layout.v2_base() / sandbox / "work")
+    if directory := layout.v1.get("pids"):
+        return pids1.limit_hits(Path(directory) / layout.base / sandbox)
+    return 0
+
+
 def kill(layout: Layout, sandbox: str) -> None:
     """End every process in a sandbox's groups and wait until they are gone.
 

@@ -21,6 +21,7 @@ from dsec.wire.sandbox import (
     Resize,
     SandboxView,
     SnapshotView,
+    TamperReport,
 )
 
 LONG_S = 600.0
@@ -162,6 +163,19 @@ class StateCalls:
         body, key = NetworkChange(rules=dict(rules)), self._caller.new_key()
         request = self._caller.request("PUT", self._network, body=body, key=key)
         return self._caller.call(request, NetworkView)
+
+    def tamper(self) -> TamperReport:
+        """What was tried in it and did not work, and which of its system files were changed.
+
+        A paused one stays so. All names come from inside: data, not to be trusted or printed as is.
+
+        Raises:
+            SandboxGone: it is over; its trajectory has the report if there was anything to tell.
+        """
+        return self._caller.call(
+            self._caller.request("GET", f"{self._path}/tamper", patience_s=LONG_S),
+            TamperReport,
+        )
 
     @property
     def _network(self) -> str:

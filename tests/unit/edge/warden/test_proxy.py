@@ -547,7 +547,7 @@ async def test_narrowing_while_a_connection_is_being_made(world: World) -> None:
         await go_on.wait()
         return await connect(target)  # type: ignore[arg-type]
 
-    world.sites.connect = slowly  # type: ignore[method-assign,assignment]
+    world.sites.connect = slowly  # type: ignore[method-assign]
     world.limited()
     await world.guests.assign(assigned(allow("good.example")))
     world.wants(GOOD, 443)

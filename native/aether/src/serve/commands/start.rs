@@ -54,7 +54,8 @@ impl Server {
         };
         let processors = self.processors();
         // Where the kernel has put it, which is where there is room.
-        let confine = || affinity::narrow(processors).and_then(|()| self.confinement.apply_counted());
+        let confine =
+            || affinity::narrow(processors).and_then(|()| self.confinement.apply_counted());
         match process::fork(cgroup.as_ref().map(Cgroup::fd)) {
             Ok(Forked::Child) => process::execute(&exec, told.as_raw_fd(), &self.tasks, &confine),
             Ok(Forked::Parent(pid)) => Ok(Launch { exec, pid, report, cgroup }),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from ipaddress import ip_network
 from pathlib import Path
@@ -87,7 +88,8 @@ class Warden:
             async with anyio.create_task_group() as tasks:
                 guests = await self._configured(first, tasks)
                 if guests is not None:
-                    await self._obey(guests)
+                    with contextlib.suppress(*_GONE):
+                        await self._obey(guests)
                 tasks.cancel_scope.cancel()
         except _GONE:
             return

@@ -16,3 +16,8 @@ def writes(bounds: Bounds) -> files.Writes:
 def read(directory: Path, readings: Readings) -> None:
     """Fill in what this controller knows."""
     readings.pids = files.number(directory / "pids.current")
+
+
+def limit_hits(directory: Path) -> int:
+    """Processes and threads the limit has kept from beginning."""
+    return files.keyed(directory / "pids.events").get("max", 0)
