@@ -63,6 +63,7 @@ _HOMES = {
         "StoreView",
         "TraceView",
     ),
+    "dsec.wire.phases": ("FileRule", "Phase"),
     "dsec.wire.sandbox": (
         "CommandView",
         "DiffEntry",

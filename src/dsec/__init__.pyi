@@ -37,6 +37,7 @@ from dsec.sdk import (
     Steps,
     TextDecoder,
 )
+from dsec.wire.phases import FileRule, Phase
 from dsec.wire.public_v1 import (
     CollectReport,
     ImageProgress,
@@ -87,6 +88,7 @@ __all__ = [
     "ExecResult",
     "Exited",
     "FileInfo",
+    "FileRule",
     "Gap",
     "GitTree",
     "ImageProgress",
@@ -108,6 +110,7 @@ __all__ = [
     "Output",
     "PayloadTooLarge",
     "PermissionDenied",
+    "Phase",
     "Process",
     "PtySize",
     "QuotaExceeded",

@@ -20,6 +20,7 @@ NOT_APPLICABLE: dict[str, dict[str, str]] = {
         "enforced-disk": "simulated files have no limit of their own; the sandbox's warnings say so",
         "layers": "simulated sandboxes have no file system that layers could be laid over",
         "snapshots": "simulated files are no layer that could be packed",
+        "phases": "nothing runs, so no rule about files, users or secrets could be enforced",
         "enforced-cpu": "nothing computes, so no processor time is used",
     },
     "container": {

@@ -146,7 +146,9 @@ class Edge:
 
 
 def groups() -> list[str]:
-    return [str(path) for path in Path("/sys/fs/cgroup").glob(f"**/*{NODE}*")]
+    # Not by glob: groups of other edges may go while one looks, which this passes over.
+    places = (Path(place) / name for place, names, _ in os.walk("/sys/fs/cgroup") for name in names)
+    return [str(path) for path in places if NODE in path.name]
 
 
 def aethers() -> list[str]:

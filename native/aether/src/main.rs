@@ -10,6 +10,7 @@ mod error;
 mod frame;
 mod fuse;
 mod launch;
+mod rules;
 mod serve;
 mod spec;
 mod sys;

@@ -41,6 +41,22 @@ pub(crate) struct Network {
     pub(crate) resolvers: Vec<String>,
 }
 
+/// What a file rule lets be done; in the order in which rules for one path are made to hold.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Access {
+    ReadOnly,
+    NoExec,
+    Deny,
+}
+
+/// A path inside and what may not be done with it, nor with what is below it.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+pub(crate) struct FileRule {
+    pub(crate) path: String,
+    pub(crate) access: Access,
+}
+
 /// One sandbox to launch; see the Python side for the meaning of each field.
 #[derive(Debug, Clone, Deserialize)]
 pub(crate) struct LaunchSpec {
@@ -72,6 +88,11 @@ pub(crate) struct LaunchSpec {
     #[serde(default)]
     pub(crate) readonly_paths: Vec<String>,
     #[serde(default)]
+    pub(crate) files: Vec<FileRule>,
+    /// Whether file rules may come later.
+    #[serde(default)]
+    pub(crate) files_change: bool,
+    #[serde(default)]
     pub(crate) capabilities: Vec<String>,
     #[serde(default)]
     pub(crate) seccomp: String,
@@ -87,6 +108,9 @@ pub(crate) struct LaunchSpec {
     pub(crate) workdir: String,
     #[serde(default)]
     pub(crate) user: String,
+    /// Commands and sessions may ask for no other.
+    #[serde(default)]
+    pub(crate) only_user: bool,
     pub(crate) default_timeout_s: f64,
     pub(crate) max_timeout_s: f64,
     pub(crate) output_limit_bytes: u64,

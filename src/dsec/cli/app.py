@@ -15,6 +15,7 @@ from dsec.cli import (
     jobs,
     layers,
     network,
+    phase,
     running,
     sandboxes,
     snapshots,
@@ -68,6 +69,7 @@ app.command("pack", rich_help_panel=STATE)(state.pack)
 app.command("diff", rich_help_panel=STATE)(state.diff)
 app.command("fork", rich_help_panel=STATE)(state.fork)
 app.command("restore", rich_help_panel=STATE)(state.restore)
+app.command("phase", rich_help_panel=STATE)(phase.enter)
 app.command("tamper", rich_help_panel=STATE)(tampering.tamper)
 
 snapshot = typer.Typer(help="Snapshots: what sandboxes had written.", no_args_is_help=True)

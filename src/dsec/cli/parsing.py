@@ -10,7 +10,8 @@ from typing import cast, get_args
 
 from dsec.base.errors import InvalidRequest
 from dsec.base.quantity import MIB, parse_size_bytes
-from dsec.wire.sandbox import IdleAction, QosClass, SeccompProfile
+from dsec.wire.phases import QosClass
+from dsec.wire.sandbox import IdleAction, SeccompProfile
 
 LONGEST_S = 30 * 86400.0
 _DURATION = re.compile(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+(?:\.\d+)?)s?)?", re.ASCII)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from functools import partial
 
-from dsec.edge import networking, resizing
+from dsec.edge import entering, networking, resizing
 from dsec.edge.backends.interface import Backend
+from dsec.edge.expiry import Expiry
 from dsec.edge.network.services import Services
 from dsec.edge.snapshot_cases import SnapshotCases
+from dsec.wire.phases import PhaseChange
 from dsec.wire.sandbox import NetworkChange, NetworkView, Resize, SandboxView
 
 
@@ -16,6 +18,7 @@ class ChangeCases(SnapshotCases):
 
     _backends: dict[str, Backend]
     _services: Services
+    _expiry: Expiry
 
     async def resize(self, sandbox: str, change: Resize) -> SandboxView:
         """Give it other limits.
@@ -48,3 +51,15 @@ class ChangeCases(SnapshotCases):
         work = partial(networking.change, owner, change.rules, self._services)
         await self._detached(work)
         return await self.network(sandbox)
+
+    async def enter_phase(self, sandbox: str, change: PhaseChange) -> SandboxView:
+        """Have it enter a phase; on return all of that is in force. A paused one is woken.
+
+        Raises:
+            NotFound, SandboxGone. Conflict, Unsupported: nothing has changed, but that what ran may
+            have been ended.
+        """
+        owner = await self.owner(sandbox)
+        await self._detached(partial(entering.enter, owner, change.name, self._services))
+        self._expiry.watch(owner)
+        return owner.view()

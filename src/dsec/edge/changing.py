@@ -28,6 +28,9 @@ logger = logging.getLogger("dsec.edge.changing")
 
 Apply = Callable[[SandboxRecord], Awaitable[None]]
 """Brings a sandbox to what its record says."""
+EnterIt = Callable[["Backend", "Journal", SandboxRecord, str], Awaitable[None]]
+Enter = Callable[["Owner", "Backend", "Journal", SandboxRecord, str], Awaitable[None]]
+"""Brings a sandbox to the phase of its record, from another."""
 
 
 async def bring(
@@ -49,9 +52,27 @@ async def bring(
     return changed
 
 
-async def settle(owner: Owner, changed: Changed) -> None:
-    """Make sure, after a restart, that a sandbox has what was written down."""
-    await owner.change(partial(_settle, changed))
+async def settle(owner: Owner, changed: Changed, enter: Enter) -> None:
+    """Make sure, after a restart, that a sandbox has what was written down.
+
+    Args:
+        owner: of the sandbox.
+        changed: what was written down.
+        enter: brings it to another phase.
+    """
+    await owner.change(partial(_settle, changed, partial(enter, owner)))
+
+
+async def finish(owner: Owner, enter: Enter) -> None:
+    """Bring a sandbox to what was last written down, if it is not known to hold."""
+
+    async def work(backend: Backend, journal: Journal, record: SandboxRecord) -> SandboxRecord:
+        changed = await in_thread("disk", journal.changed, record.id)
+        if changed is None or changed.before is None:
+            return record
+        return await _settle(changed, partial(enter, owner), backend, journal, record)
+
+    await owner.change(work)
 
 
 def warnings(backend: Backend, record: SandboxRecord, wanted: Changed) -> list[str]:
@@ -62,18 +83,30 @@ def warnings(backend: Backend, record: SandboxRecord, wanted: Changed) -> list[s
 
 
 async def _settle(
-    changed: Changed, backend: Backend, journal: Journal, record: SandboxRecord
+    changed: Changed, enter: EnterIt, backend: Backend, journal: Journal, record: SandboxRecord
 ) -> SandboxRecord:
     before = changed.before or changed
     try:
-        return await bring(journal, before.over(record), changed, partial(_all, backend))
+        other = {changed.phase: before.phase, before.phase: changed.phase}
+        apply = partial(_all, enter, backend, journal, other)
+        return await bring(journal, before.over(record), changed, apply)
     except (DsecError, OSError) as exc:
         extra = {"sandbox_id": record.id, "why": str(exc)}
         logger.warning("limits and rules are as before", extra=extra)
         return before.over(record)
 
 
-async def _all(backend: Backend, record: SandboxRecord) -> None:
+async def _all(
+    enter: EnterIt,
+    backend: Backend,
+    journal: Journal,
+    other: dict[str, str],
+    record: SandboxRecord,
+) -> None:
+    before = other.get(record.phase, record.phase)
+    if before != record.phase:
+        await enter(backend, journal, record, before)
+        return
     await backend.resize(record)
     if record.spec.network and isinstance(backend, NetworkOf):
         await backend.apply_network(record)

@@ -49,7 +49,7 @@ class Expiry:
         await self._ttl.run()
 
     def watch(self, owner: Owner) -> None:
-        """Look at a sandbox when its time may be up; once in its life."""
+        """Look at a sandbox when its time may be up; again when that changes."""
         if owner.state in machine.ALIVE:
             verdict = judge(self._times(owner))
             at = verdict.at if isinstance(verdict, Later) else self._clock.monotonic()

@@ -57,6 +57,8 @@ class Origin:
     """The trajectory it begins with."""
     inherited: int = 0
     """How many entries of that."""
+    phase: str = ""
+    """The phase it begins in; "" = the first of its specification."""
     unclean: bool = False
     """There is residue in what it stands on."""
 
@@ -245,6 +247,7 @@ class _Fork:
             parent=self._sandbox,
             history=history,
             inherited=inherited,
+            phase=of.phase,
             unclean=True,
         )
         return _Plan(like, origin)

@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 
 from dsec.edge.histories import TRAJECTORY
+from dsec.edge.phases import without_secrets
 from dsec.edge.record import SandboxRecord
 from dsec.trajectory import writer
 from dsec.trajectory.format import Begun, Ended, frame
@@ -67,7 +68,7 @@ def end(trajectory: Path, kept: Path, view: SandboxView) -> None:
 
 def _facts(record: SandboxRecord) -> dict[str, Any]:
     facts: dict[str, Any] = {
-        "spec": msgspec.to_builtins(record.spec),
+        "spec": msgspec.to_builtins(without_secrets(record.spec)),
         "environment": record.environment.digest,
         "image_digest": record.image.digest,
     }

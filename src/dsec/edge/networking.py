@@ -46,6 +46,13 @@ async def check(rules: Mapping[str, bool], services: Services) -> list[str]:
     return caveats(parse(rules, table), table)
 
 
+async def check_all(spec: SandboxSpec, services: Services) -> list[str]:
+    """Check the rules of a specification and of its phases; raises and answers as `check`."""
+    for phase in spec.phases:
+        await check(phase.network_rules or {}, services)
+    return await check(spec.network_rules, services)
+
+
 async def look(backend: Backend, record: SandboxRecord) -> NetworkView:
     """What the network of a sandbox is, and what it was denied."""
     if record.spec.network and isinstance(backend, NetworkOf):

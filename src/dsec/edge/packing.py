@@ -23,6 +23,7 @@ from dsec.base.errors import (
     Unsupported,
 )
 from dsec.edge.backends.interface import Backend
+from dsec.edge.file_rules import without_denied
 from dsec.edge.histories import TRAJECTORY, Histories
 from dsec.edge.images import Images, Packing, SnapshotFacts
 from dsec.edge.lifecycle.owner import Owner
@@ -83,6 +84,7 @@ class Packer:
         """
         begun = self._clock.monotonic()
         check_excludes(wanted.exclude)
+        wanted = without_denied(wanted, owner.record.spec.files)
         await self._check_name(owner.record.project, wanted.name)
         async with self.taken(owner, wanted) as taken:
             view = await self._kept(owner, wanted, principal, taken)

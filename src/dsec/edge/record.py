@@ -8,9 +8,11 @@ import msgspec
 from msgspec import Raw, Struct, field
 
 from dsec.base.states import SandboxState
+from dsec.edge.phases import by_name, in_phase
 from dsec.images.records import Environment, EnvironmentPart
+from dsec.wire.phases import QosClass
 from dsec.wire.public_v1 import ImageView
-from dsec.wire.sandbox import Limits, QosClass, SandboxSpec, SandboxView
+from dsec.wire.sandbox import Limits, SandboxSpec, SandboxView
 
 
 class SandboxRecord(Struct, frozen=True, kw_only=True):
@@ -38,6 +40,8 @@ class SandboxRecord(Struct, frozen=True, kw_only=True):
     """File with the trajectory it begins with; read once, when its directory is made."""
     inherited: int = 0
     """Entries of that file that are its own too."""
+    phase: str = ""
+    """The one it is in, if its specification has any; its specification is as in that one."""
     unclean: bool = False
     """It stands on what another left behind: forked, or restored from a snapshot with residue."""
 
@@ -78,6 +82,7 @@ class SandboxRecord(Struct, frozen=True, kw_only=True):
             group=spec.group,
             epoch=spec.epoch,
             security=spec.security,
+            phase=self.phase,
         )
 
 
@@ -88,6 +93,8 @@ class Changed(Struct, frozen=True, kw_only=True):
     qos: QosClass
     network_rules: dict[str, bool] | None = None
     """None: the record's; it was written when they could not change."""
+    phase: str = ""
+    """"": it has none, or it was written when there were none."""
     warnings: list[str] = field(default_factory=list)
     before: Changed | None = None
     """What it had, until these are known to hold."""
@@ -95,10 +102,10 @@ class Changed(Struct, frozen=True, kw_only=True):
     def over(self, record: SandboxRecord) -> SandboxRecord:
         """The record with these."""
         rules = record.spec.network_rules if self.network_rules is None else self.network_rules
-        spec = msgspec.structs.replace(
-            record.spec, limits=self.limits, qos=self.qos, network_rules=rules
-        )
-        return msgspec.structs.replace(record, spec=spec, warnings=self.warnings)
+        name = self.phase or record.phase
+        spec = in_phase(record.spec, by_name(record.spec, name)) if name else record.spec
+        spec = msgspec.structs.replace(spec, limits=self.limits, qos=self.qos, network_rules=rules)
+        return msgspec.structs.replace(record, spec=spec, phase=name, warnings=self.warnings)
 
 
 def changeable(record: SandboxRecord) -> Changed:
@@ -108,6 +115,7 @@ def changeable(record: SandboxRecord) -> Changed:
         limits=spec.limits,
         qos=spec.qos,
         network_rules=spec.network_rules,
+        phase=record.phase,
         warnings=record.warnings,
     )
 

@@ -12,8 +12,10 @@ that went down has lost its sandboxes anyway (docs/adr/0020, 0026).
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections import OrderedDict
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
@@ -127,17 +129,27 @@ class Recording:
             given = SPARED
         entry = Begun(index.last, self._clock.now(), op, ident, caller, digest, given)
         index.begun(entry, 0)  # taken; `known` waits until it can be read
+        with self._beginning_of(op, ident):
+            try:
+                offset = await self._append(frame(entry))
+            except OSError as exc:
+                index.forget(entry.seq)
+                raise self._not_written(exc) from exc
+        index.begun(entry, offset)
+        return entry.seq
+
+    @contextlib.contextmanager
+    def _beginning_of(self, op: str, ident: str) -> Iterator[None]:
+        """Have those wait who ask for the same; what has no id is never the same."""
+        if not ident:
+            yield
+            return
         done = self._beginning[name_of(op, ident)] = anyio.Event()
         try:
-            offset = await self._append(frame(entry))
-        except OSError as exc:
-            index.forget(entry.seq)
-            raise self._not_written(exc) from exc
+            yield
         finally:
             del self._beginning[name_of(op, ident)]
             done.set()
-        index.begun(entry, offset)
-        return entry.seq
 
     async def attempt(
         self,

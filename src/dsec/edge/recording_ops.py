@@ -64,6 +64,7 @@ OPS = {
     ("POST", f"{E}/resume"): RESUME,
     ("PATCH", S): Op("resize"),
     ("PUT", f"{S}/network"): Op("network"),
+    ("POST", f"{S}/phase"): Op("phase"),
     ("POST", f"{S}/pack"): Op("pack", again=False),
     ("POST", f"{S}/fork"): Op("fork", replayed=False, claims=True),
 }

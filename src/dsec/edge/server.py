@@ -27,6 +27,7 @@ from dsec.edge.environment_routes import environment_routes
 from dsec.edge.handlers import Handlers
 from dsec.edge.lifecycle.owner import Owner
 from dsec.edge.network_routes import NetworkApi, network_routes
+from dsec.edge.phase_routes import PhaseApi, phase_routes
 from dsec.edge.recording_ops import PORT
 from dsec.edge.recording_routes import Marked, caller_of, recorded, recorded_routes
 from dsec.edge.service import EdgeService
@@ -392,6 +393,7 @@ def make_edge_app(service: EdgeService, clock: Clock) -> ASGIApp:
         *trajectory_routes(service),
         *state_routes(StateApi(service)),
         *network_routes(NetworkApi(service)),
+        *phase_routes(PhaseApi(service)),
         *tamper_routes(TamperApi(service)),
     ]
     return make_app(recorded_routes(table, service), clock, extra=[ports])
@@ -455,6 +457,7 @@ EDGE_ROUTES = [
     *sandbox_routes(SandboxApi(None)),
     *state_routes(StateApi(None)),
     *network_routes(NetworkApi(None)),
+    *phase_routes(PhaseApi(None)),
     *tamper_routes(TamperApi(None)),
 ]
 """What the public API passes through, for its description."""

@@ -24,7 +24,6 @@ from typing import TypeVar
 
 import anyio
 import anyio.abc
-import msgspec
 from typing_extensions import override
 
 from dsec.base.clock import Clock
@@ -41,6 +40,7 @@ from dsec.base.ids import node_id, node_of, sandbox_id
 from dsec.base.states import SandboxState, StopReason
 from dsec.edge import commands, networking, restoring
 from dsec.edge.admission import NodeFacts, check_room, decide
+from dsec.edge.asking import asked, check_rules
 from dsec.edge.backends.interface import Backend
 from dsec.edge.channel import gone
 from dsec.edge.config import MAX_SOCKET_PATH, EdgeConfig
@@ -286,9 +286,9 @@ class EdgeService(TamperCases):
     async def _admit(self, request: CreateOnEdge, origin: Origin | None) -> Owner:
         if node_of(sandbox_id(request.id)) != self.node:
             raise InvalidRequest(f"{request.id} is an id of another node than {self.node}")
-        request = msgspec.structs.replace(request, spec=networking.connected(request.spec))
+        request, phase = asked(request, origin)
         backend = self._backend_for(request)
-        said = await networking.check(request.spec.network_rules, self._services)
+        said = await networking.check_all(request.spec, self._services)
         origin = origin or await restoring.origin(self._images, self._histories, request)
         environment = origin.environment
         if environment is None:
@@ -312,6 +312,7 @@ class EdgeService(TamperCases):
             history=str(origin.history or ""),
             inherited=origin.inherited if origin.history else 0,
             unclean=origin.unclean,
+            phase=phase,
         )
         if origin.parent:  # or what it was forked for could go before its launch begins
             self._images.environments.rebuild_pins([(_holder(record.id), environment.layers)])
@@ -330,6 +331,7 @@ class EdgeService(TamperCases):
                 backend=request.spec.backend,
             )
         self._config.privileges.check(request.spec.security)
+        check_rules(backend, request.spec)
         backend.refuse(request.spec)
         return backend
 

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 
 import anyio
 
-from dsec.edge import changing
+from dsec.edge import changing, entering
 from dsec.edge.backends.interface import Backend
 from dsec.edge.lifecycle.journal import Journal, Story
 from dsec.edge.lifecycle.owner import Owner
@@ -73,7 +73,7 @@ async def _settle(
                 owner.detail = story.stop_detail
                 await owner.adopt(story.stopping, story.pause, unsettled=story.unsettled)
                 if story.changed is not None and not owner.over.is_set():
-                    await changing.settle(owner, story.changed)
+                    await changing.settle(owner, story.changed, entering.settle)
             else:
                 await _undo(record, backend, around.journal)
 

@@ -77,23 +77,28 @@ class Ttl:
         self._clock = clock
         self._look = look
         self._heap: list[tuple[float, str]] = []
-        self._watched: set[str] = set()
+        self._watched: dict[str, float | None] = {}
         self._sooner = anyio.Event()
 
     def watch(self, sandbox: str, at: float | None) -> None:
-        """Look at a sandbox at a moment (monotonic)."""
+        """Look at a sandbox at a moment (monotonic), not at the one said before."""
         if at is None:
             return
-        self._watched.add(sandbox)
+        self._watched[sandbox] = at
         heapq.heappush(self._heap, (at, sandbox))
+        self._tidy()
         if self._heap[0][1] == sandbox:
             self._sooner.set()
 
     def forget(self, sandbox: str) -> None:
         """A sandbox is over; its entry goes when it is due, or when too many such have gathered."""
-        self._watched.discard(sandbox)
+        self._watched.pop(sandbox, None)
+        self._tidy()
+
+    def _tidy(self) -> None:
         if len(self._heap) > 2 * len(self._watched) + SLACK:
-            self._heap = [entry for entry in self._heap if entry[1] in self._watched]
+            waiting = self._watched.items()
+            self._heap = [(at, name) for name, at in waiting if at is not None]
             heapq.heapify(self._heap)
 
     async def run(self) -> None:
@@ -103,8 +108,9 @@ class Ttl:
                 now = self._clock.monotonic()
                 while self._heap and self._heap[0][0] <= now:
                     # Each look is a task of its own: one that hangs holds up no other.
-                    sandbox = heapq.heappop(self._heap)[1]
-                    if sandbox in self._watched:
+                    at, sandbox = heapq.heappop(self._heap)
+                    if self._watched.get(sandbox) == at:
+                        self._watched[sandbox] = None  # it is being looked at
                         group.start_soon(self._look_at, sandbox)
                 await self._wait()
 

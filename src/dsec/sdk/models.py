@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 
 from dsec.base.errors import InvalidRequest
+from dsec.wire.phases import FileRule, Phase, QosClass
 from dsec.wire.sandbox import (
     Backend,
     Captured,
@@ -18,7 +19,6 @@ from dsec.wire.sandbox import (
     FileKind,
     IdleAction,
     Limits,
-    QosClass,
     SandboxSpec,
     Security,
 )
@@ -60,6 +60,8 @@ class DSecContainerRunArgs:
             in force, as with 0.
         network: give it a network though no rule allows anything yet: `set_network` may later.
         security: how much of the kernel its programs may use.
+        files: paths nobody in it may read, change or execute, root neither.
+        phases: parts of its life, with what it may do in each; it begins in the first.
     """
 
     container_image: str
@@ -88,6 +90,8 @@ class DSecContainerRunArgs:
     epoch: int | None = None
     network: bool = False
     security: Security = field(default_factory=Security)
+    files: Sequence[FileRule] = ()
+    phases: Sequence[Phase] = ()
 
 
 def job_and_epoch(
@@ -160,6 +164,8 @@ def sandbox_spec(args: DSecContainerRunArgs) -> SandboxSpec:
         network_rules=dict(args.network_rules),
         network=args.network,
         security=args.security,
+        files=list(args.files),
+        phases=list(args.phases),
         init_user=args.init_user,
         workdir=args.workdir,
         env=dict(args.env),

@@ -6,8 +6,8 @@ from typing import Annotated
 
 from msgspec import Meta, Struct, field
 
+from dsec.wire.phases import Name
 from dsec.wire.public_v1 import EnvironmentRef, LayerKind, LayerName
-from dsec.wire.sandbox import Name
 
 
 class LayersQuery(Struct, kw_only=True, forbid_unknown_fields=True):

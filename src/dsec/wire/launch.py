@@ -38,6 +38,14 @@ class LaunchNetwork(Struct, kw_only=True):
     """Addresses for /etc/resolv.conf, which is written whatever the image has there."""
 
 
+class LaunchFileRule(Struct, frozen=True, kw_only=True):
+    """A path inside and what may not be done with it, nor with what is below it."""
+
+    path: str
+    access: str
+    """`deny`, `read_only` or `no_exec`."""
+
+
 class LaunchSpec(Struct, kw_only=True):
     """One sandbox to launch. All paths are host paths unless they say otherwise."""
 
@@ -74,6 +82,10 @@ class LaunchSpec(Struct, kw_only=True):
     """Where it is to have a network; None = a namespace of its own with loopback alone."""
     masked_paths: list[str] = field(default_factory=list)
     readonly_paths: list[str] = field(default_factory=list)
+    files: list[LaunchFileRule] = field(default_factory=list)
+    """Made to hold by mounts; a path that lies behind a link fails the launch."""
+    files_change: bool = False
+    """Other file rules may come later, by `phase` (spec/frames.md)."""
     capabilities: list[str] = field(default_factory=list)
     """Kept in the bounding set of commands, e.g. CAP_CHOWN."""
     seccomp: str = "default"
@@ -87,6 +99,8 @@ class LaunchSpec(Struct, kw_only=True):
     """Environment every command begins with (image, then spec)."""
     workdir: str = "/"
     user: str = "root"
+    only_user: bool = False
+    """Commands and sessions may name no other."""
     default_timeout_s: float = 3600.0
     max_timeout_s: float = 86400.0
     output_limit_bytes: int = 1 << 20

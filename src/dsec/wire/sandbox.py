@@ -11,13 +11,10 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, Struct, field
 
 from dsec.base.states import SandboxState, StopReason
+from dsec.wire.phases import FileRule, Name, Phase, QosClass, Seconds
 
 Backend = Literal["container", "sim", "microvm", "fullvm", "fncall"]
-Seconds = Annotated[float, Meta(gt=0, le=30 * 86400)]
 Label = Annotated[str, Meta(max_length=256)]
-QosClass = Literal["ls", "be"]
-"""Latency-sensitive, or best-effort: scheduled only when nobody else wants the processor."""
-Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
 IdleAction = Literal["stop", "pause"]
 
 
@@ -78,6 +75,10 @@ class SandboxSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """Give it a network though no rule allows anything yet. Without one, and without a rule that
     allows something, it has none for life."""
     security: Security = field(default_factory=Security)
+    files: Annotated[list[FileRule], Meta(max_length=256)] = field(default_factory=list)
+    """What nobody in it may read, change or execute."""
+    phases: Annotated[list[Phase], Meta(max_length=32)] = field(default_factory=list)
+    """Parts of its life; it begins in the first."""
     init_user: Annotated[str, Meta(min_length=1, max_length=256)] | None = None
     """Default user of commands and file operations; None = the image's, else root."""
     workdir: Annotated[str, Meta(max_length=4096)] | None = None
@@ -144,6 +145,8 @@ class SandboxView(Struct, kw_only=True, omit_defaults=True):
     pause: Pause | None = None
     """Set while it is paused."""
     security: Security = field(default_factory=Security)
+    phase: str = ""
+    """The one it is in, if it has any."""
 
 
 class Pause(Struct, kw_only=True, omit_defaults=True):

@@ -28,6 +28,7 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Node:
     for module in (
         "service",
         "changing",
+        "entering",
         "lifecycle.owner",
         "sweep",
         "recording",

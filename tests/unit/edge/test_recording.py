@@ -5,16 +5,18 @@ from __future__ import annotations
 import base64
 import gc
 import weakref
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 import httpx
 import msgspec
 import pytest
 
+from dsec.edge import appending
 from dsec.edge.service import EdgeService
 from dsec.trajectory.reader import read
 from dsec.wire.edge_v1 import PRINCIPAL_HEADER
@@ -328,6 +330,29 @@ async def test_repeats_at_once_are_done_once(node: Node) -> None:
             for _ in range(6):
                 group.start_soon(append)
         assert await box.read("/tmp/a") == b"x"
+
+
+async def test_those_without_an_id_are_never_the_same(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def later(_purpose: str, work: Callable[..., None], *args: object) -> None:
+        await anyio.lowlevel.checkpoint()  # others begin meanwhile
+        work(*args)
+
+    monkeypatch.setattr(appending, "SMALL_BYTES", 0)
+    monkeypatch.setattr(appending, "in_thread", later)
+    async with used(node) as box:
+        recording = await box.edge.recordings.of(await box.edge.owner(box.id))
+        before = recording.index.last
+        seqs: list[int] = []
+
+        async def begin() -> None:
+            seqs.append(await recording.begin("stop"))
+
+        async with anyio.create_task_group() as group:
+            for _ in range(6):
+                group.start_soon(begin)
+        assert sorted(seqs) == [before + n for n in range(1, 7)]
 
 
 async def test_what_was_interrupted_is_not_done_again_unless_it_may_be(node: Node) -> None:

@@ -106,3 +106,23 @@ async def test_those_that_are_over_do_not_gather() -> None:
         group.start_soon(ttl.run)
         await anyio.sleep(0.05)
         group.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("anyio_backend", JUMPING)
+async def test_another_moment_comes_in_place_of_the_first() -> None:
+    clock, begun, looks = AnyClock(), anyio.current_time(), list[float]()
+
+    async def look(_sandbox: str) -> float | None:
+        looks.append(clock.monotonic() - begun)
+        return None
+
+    ttl = Ttl(clock, look)
+    async with anyio.create_task_group() as group:
+        group.start_soon(ttl.run)
+        ttl.watch("a", begun + 3600)
+        for _ in range(10 * SLACK):
+            ttl.watch("a", begun + 60)
+        assert len(ttl._heap) <= 2 + SLACK
+        await anyio.sleep(7200)
+        group.cancel_scope.cancel()
+    assert looks == [60.0]

@@ -31,6 +31,7 @@ NAMES = [
     "ExecResult",
     "Exited",
     "FileInfo",
+    "FileRule",
     "Gap",
     "GitTree",
     "ImageProgress",
@@ -52,6 +53,7 @@ NAMES = [
     "Output",
     "PayloadTooLarge",
     "PermissionDenied",
+    "Phase",
     "Process",
     "PtySize",
     "QuotaExceeded",
@@ -82,7 +84,7 @@ NAMES = [
 METHODS = {
     "DSecClient": "api_url branch close environments get images layers list jobs nodes open replay restore run_container run_containers snapshots store"
     " trajectory version",
-    "Sandbox": "branch command commands connect_port diff exec files fork forks forward id network open_session pack"
+    "Sandbox": "branch command commands connect_port diff enter_phase exec files fork forks forward id network open_session pack"
     " pause processes refresh resize resume run_shell sessions set_network start steps stop tamper trajectory usage view"
     " warnings",
     "Steps": "next recorded",

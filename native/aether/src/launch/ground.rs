@@ -2,11 +2,12 @@
 //!
 //! Copying a mount namespace costs per mount, and a copy shows the new process everything in it
 //! until it pivots away. So sandboxes copy a small one: a tmpfs root with `newroot`, `/dev`, a place
-//! and a device for the file system that tells of limits (`crate::fuse`), and a
-//! proc and a sysfs, which the kernel wants to see unmasked before it lets a user namespace mount
+//! and a device for the file system that tells of limits (`crate::fuse`), covers for denied paths
+//! (`crate::rules`), and a proc and a sysfs, which the kernel wants to see unmasked before it lets a user namespace mount
 //! its own.
 
 use crate::error::{AtStep, StepError};
+use crate::rules;
 use crate::sys::mount::{self, Context, NO_DEVICES, NO_EXEC, NO_SUID, READ_ONLY};
 use crate::sys::{beneath, caps, identity, namespace};
 use std::ffi::CStr;
@@ -62,14 +63,21 @@ fn make_root() -> io::Result<OwnedFd> {
     tmpfs.string(c"mode", c"0755")?;
     let root = tmpfs.mount(NO_SUID)?;
     namespace::set_umask(0);
-    for name in ["newroot", "dev", "proc", "sys", "truth"] {
+    for name in ["newroot", "dev", "proc", "sys", "truth", rules::COVERS] {
         beneath::make_directory(&root, name, 0o755)?;
     }
     // Beside /dev, which sandboxes get a copy of: this one is for their first process alone.
     beneath::make_device(&root, c"fuse", 10, 229)?;
+    make_covers(&beneath::open(&root, rules::COVERS, beneath::Purpose::Directory)?)?;
     fill_devices(&beneath::open(&root, "dev", beneath::Purpose::Directory)?)?;
     namespace::set_umask(0o022);
     Ok(root)
+}
+
+fn make_covers(covers: &OwnedFd) -> io::Result<()> {
+    let name = |name: &CStr| name.to_string_lossy().into_owned();
+    beneath::create(covers, &name(rules::FILE), 0)?;
+    beneath::make_directory(covers, &name(rules::DIRECTORY), 0)
 }
 
 fn fill_devices(dev: &OwnedFd) -> io::Result<()> {

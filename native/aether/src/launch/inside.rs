@@ -7,6 +7,7 @@ use super::trip;
 use crate::confine::Confinement;
 use crate::error::{AtStep, StepError};
 use crate::fuse;
+use crate::rules::Rules;
 use crate::serve::truth::{Meters, Truth};
 use crate::serve::{self, Handover};
 use crate::spec::LaunchSpec;
@@ -54,9 +55,9 @@ const KEPT: [&str; 11] = [
 /// Build the sandbox around this process, say so, serve.
 pub(super) fn run(arrival: Arrival<'_>) -> ! {
     let mut watch = Stopwatch::default();
-    let (device, mut report) = match build(&arrival, &mut watch) {
-        Ok(device) => (device, Report::default()),
-        Err(error) => (None, Report::from(error)),
+    let (built, mut report) = match build(&arrival, &mut watch) {
+        Ok(built) => (built, Report::default()),
+        Err(error) => (Built::default(), Report::from(error)),
     };
     let failed = !report.step.is_empty();
     report.micros = watch.micros;
@@ -67,22 +68,41 @@ pub(super) fn run(arrival: Arrival<'_>) -> ! {
     }
     let Arrival { spec, confinement, listener, channel, work_v2, work_v1, meters, .. } = arrival;
     drop(channel);
-    let truth = device.zip(meters).map(|(device, meters)| Truth::new(device, meters));
-    serve::run(Handover { spec, confinement, listener, work_v2, work_v1, truth })
+    let truth = built.device.zip(meters).map(|(device, meters)| Truth::new(device, meters));
+    serve::run(Handover {
+        spec,
+        confinement,
+        listener,
+        work_v2,
+        work_v1,
+        truth,
+        rules: built.rules,
+    })
 }
 
-/// Answers with the connection of the file system that tells of limits.
-fn build(arrival: &Arrival<'_>, watch: &mut Stopwatch) -> Result<Option<OwnedFd>, StepError> {
+/// What serving needs of what was built.
+#[derive(Default)]
+struct Built {
+    /// The connection of the file system that tells of limits.
+    device: Option<OwnedFd>,
+    rules: Rules,
+}
+
+fn build(arrival: &Arrival<'_>, watch: &mut Stopwatch) -> Result<Built, StepError> {
     let since = Instant::now();
     // Never dropped: one of the steps closes what it owns, by number.
     let mut site = ManuallyDrop::new(Site::arrive(arrival).at("receive mounts", "")?);
     watch.add("receive mounts", since);
     for step in arrival.steps {
         let since = Instant::now();
-        trip::over(step.name()).and_then(|()| site.execute(step)).at(step.name(), step.path())?;
+        trip::over(step.name()).at(step.name(), step.path())?;
+        match step {
+            InsideStep::ApplyFileRules => site.rules.apply(&arrival.spec.files)?,
+            other => site.execute(other).at(step.name(), step.path())?,
+        }
         watch.add(step.name(), since);
     }
-    Ok(site.device.take())
+    Ok(Built { device: site.device.take(), rules: std::mem::take(&mut site.rules) })
 }
 
 struct Site<'a> {
@@ -93,6 +113,7 @@ struct Site<'a> {
     system: Option<OwnedFd>,
     empty: Option<OwnedFd>,
     device: Option<OwnedFd>,
+    rules: Rules,
 }
 
 impl<'a> Site<'a> {
@@ -109,12 +130,23 @@ impl<'a> Site<'a> {
         identity::file_id(0)?;
         namespace::set_umask(0);
         let system = descriptors.next();
-        Ok(Self { arrival, root, devices, system, empty: None, device: None })
+        Ok(Self {
+            arrival,
+            root,
+            devices,
+            system,
+            empty: None,
+            device: None,
+            rules: Rules::default(),
+        })
     }
 
     fn execute(&mut self, step: &InsideStep) -> io::Result<()> {
         match step {
             InsideStep::AttachRoot => self.attach_root(),
+            InsideStep::HideCovers => self.hide_covers(),
+            // Says itself which path it is about.
+            InsideStep::ApplyFileRules => Ok(()),
             InsideStep::Mend { path, mode, uid, gid } => self.mend(path, *mode, *uid, *gid),
             InsideStep::MakeMountPoint { path, mode } => self.make_mount_point(path, *mode),
             InsideStep::MakeDirectory { path, mode } => self.make_directory(path, *mode),
@@ -141,6 +173,14 @@ impl<'a> Site<'a> {
     fn attach_root(&self) -> io::Result<()> {
         let place = beneath::open(File::open("/")?, "newroot", Purpose::Directory)?;
         mount::attach(&self.root, place)
+    }
+
+    /// What is to be copied must be attached: here it is under what comes next.
+    fn hide_covers(&mut self) -> io::Result<()> {
+        let covers = mount::copy(None, c"/covers")?;
+        mount::attach(&covers, self.place("proc")?)?;
+        self.rules = Rules::new(Some(covers));
+        Ok(())
     }
 
     /// A directory as the layers below have it; what is there instead is somebody's own.
@@ -315,6 +355,7 @@ impl<'a> Site<'a> {
         keep.extend(arrival.work_v1.iter().map(AsFd::as_fd));
         keep.extend(arrival.meters.iter().flat_map(Meters::descriptors));
         keep.extend(self.device.iter().map(AsFd::as_fd));
+        keep.extend(self.rules.descriptors());
         fdpass::close_all_but(&keep)
     }
 }

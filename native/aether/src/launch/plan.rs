@@ -39,6 +39,7 @@ pub(crate) enum HostStep {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum InsideStep {
     AttachRoot,
+    HideCovers,
     Mend { path: String, mode: u32, uid: u32, gid: u32 },
     MakeMountPoint { path: &'static str, mode: u32 },
     MakeDirectory { path: &'static str, mode: u32 },
@@ -52,6 +53,7 @@ pub(crate) enum InsideStep {
     Write { directory: &'static str, name: &'static str, text: String },
     ShowTruth,
     EnterRoot,
+    ApplyFileRules,
     SetHostname { name: String },
     LoopbackUp,
     StartSession,
@@ -137,6 +139,9 @@ fn inside_steps(spec: &LaunchSpec) -> Vec<InsideStep> {
     steps.extend(spec.mends.iter().map(mend));
     steps.extend(MOUNT_POINTS.map(|(path, mode)| InsideStep::MakeMountPoint { path, mode }));
     steps.extend(DIRECTORIES.map(|(path, mode)| InsideStep::MakeDirectory { path, mode }));
+    if spec.files_change || !spec.files.is_empty() {
+        steps.push(InsideStep::HideCovers);
+    }
     steps.extend([
         InsideStep::Mount { what: &PROC, at: "proc" },
         match spec.network {
@@ -169,7 +174,11 @@ fn inside_steps(spec: &LaunchSpec) -> Vec<InsideStep> {
     if spec.meters.is_some() {
         steps.push(InsideStep::ShowTruth);
     }
-    steps.extend([InsideStep::EnterRoot, InsideStep::SetHostname { name: spec.hostname.clone() }]);
+    steps.push(InsideStep::EnterRoot);
+    if !spec.files.is_empty() {
+        steps.push(InsideStep::ApplyFileRules);
+    }
+    steps.push(InsideStep::SetHostname { name: spec.hostname.clone() });
     if spec.network.is_none() {
         steps.push(InsideStep::LoopbackUp);
     }
@@ -229,7 +238,8 @@ fn check(spec: &LaunchSpec) -> Result<u32, StepError> {
     let meters = spec.meters.iter().flat_map(Meters::paths);
     let groups = spec.cgroups.iter().map(|dir| &dir.path).chain(&spec.work_v1).chain(meters);
     let mended = spec.mends.iter().map(|(path, ..)| path);
-    let inside = spec.masked_paths.iter().chain(&spec.readonly_paths).chain(mended);
+    let ruled = spec.files.iter().map(|rule| &rule.path);
+    let inside = spec.masked_paths.iter().chain(&spec.readonly_paths).chain(mended).chain(ruled);
     for path in spec.layers.iter().chain(places).chain(network).chain(groups).chain(inside) {
         let parts_fit = !path.split('/').any(|part| part == "..");
         if !path.starts_with('/') || path.contains('\0') || !parts_fit {
@@ -337,6 +347,8 @@ impl InsideStep {
                 b"mqueue" => "mount mqueue",
                 _ => "mount shm",
             },
+            Self::HideCovers => "hide covers",
+            Self::ApplyFileRules => "apply file rules",
             Self::AttachSystem => "attach sysfs",
             Self::AttachDevices => "attach devices",
             Self::NoUserNamespaces => "forbid user namespaces",
@@ -439,6 +451,8 @@ mod tests {
             network: None,
             masked_paths: vec!["/proc/kcore".into()],
             readonly_paths: vec!["/proc/sys".into()],
+            files: Vec::new(),
+            files_change: false,
             capabilities: Vec::new(),
             seccomp: "default".into(),
             seccomp_allow: Vec::new(),
@@ -447,6 +461,7 @@ mod tests {
             env: std::collections::BTreeMap::new(),
             workdir: "/".into(),
             user: "root".into(),
+            only_user: false,
             meters: None,
             default_timeout_s: 1.0,
             max_timeout_s: 1.0,

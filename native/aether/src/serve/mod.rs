@@ -12,6 +12,7 @@ mod edge;
 mod files;
 mod hunt;
 mod load;
+mod phase;
 mod processes;
 mod proto;
 mod ring;
@@ -24,6 +25,7 @@ mod users;
 mod worker;
 
 use crate::confine::Confinement;
+use crate::rules::Rules;
 use crate::spec::LaunchSpec;
 use crate::sys::{io as standard, memory, process};
 use rustix::fs::{Mode, OFlags};
@@ -48,6 +50,8 @@ pub(crate) struct Handover {
     pub(crate) work_v1: Vec<OwnedFd>,
     /// What the sandbox is shown of its limits, if it is.
     pub(crate) truth: Option<Truth>,
+    /// Its file rules, in force.
+    pub(crate) rules: Rules,
 }
 
 /// Serve until shutdown. Everything about the sandbox's surroundings is already in place.
@@ -86,6 +90,7 @@ fn move_up(handover: Handover) -> io::Result<Handover> {
         work_v1: handover.work_v1.into_iter().map(up).collect::<io::Result<_>>()?,
         // Opened while 0 to 2 were taken.
         truth: handover.truth,
+        rules: handover.rules,
     })
 }
 
@@ -198,7 +203,18 @@ impl Options {
             self.work_v1.iter().map(|path| Ok(rustix::fs::open(path, flags, Mode::empty())?));
         let work_v1 = tasks.collect::<io::Result<_>>()?;
         let work_v2 = self.work_v2.map(|path| open_directory(&path)).transpose()?;
-        Ok((Handover { spec, confinement, listener, work_v2, work_v1, truth: None }, door))
+        Ok((
+            Handover {
+                spec,
+                confinement,
+                listener,
+                work_v2,
+                work_v1,
+                truth: None,
+                rules: Rules::default(),
+            },
+            door,
+        ))
     }
 }
 

@@ -8,6 +8,7 @@ use super::truth::Truth;
 use super::worker::Bereaved;
 use super::Handover;
 use crate::confine::Confinement;
+use crate::rules::Rules;
 use crate::spec::LaunchSpec;
 use crate::sys::memory;
 use crate::sys::poll::{child_signals, Interest, Poll};
@@ -121,6 +122,10 @@ pub(super) struct Server {
     /// Since when time does not count, and how long it has not counted before.
     held: Option<Instant>,
     uncounted: Duration,
+    /// Its file rules, in force.
+    pub(super) rules: Rules,
+    /// Between two phases: nothing new begins.
+    pub(super) changing: bool,
     /// The stream that asked for the end.
     pub(super) ending: Option<u32>,
 }
@@ -174,6 +179,8 @@ impl Server {
             trim: None,
             held: None,
             uncounted: Duration::ZERO,
+            rules: handover.rules,
+            changing: false,
             ending: None,
         };
         server.open_port();
@@ -359,12 +366,7 @@ impl Server {
         let _ = rustix::io::read(&self.children, &mut signal);
         loop {
             match process::reap() {
-                Reaped::Ended(pid, status) => match self.owners.remove(&pid) {
-                    Some(Owner::Command(key)) => self.command_ended(key, status),
-                    Some(Owner::Session(key)) => self.session_ended(key, status),
-                    Some(Owner::Worker(bereaved)) => self.worker_ended(bereaved),
-                    None => {}
-                },
+                Reaped::Ended(pid, status) => self.ended(pid, status),
                 Reaped::NoneYet => return,
                 Reaped::NoChildren => {
                     if self.ending.is_some() {
@@ -373,6 +375,15 @@ impl Server {
                     return;
                 }
             }
+        }
+    }
+
+    pub(super) fn ended(&mut self, pid: i32, status: i32) {
+        match self.owners.remove(&pid) {
+            Some(Owner::Command(key)) => self.command_ended(key, status),
+            Some(Owner::Session(key)) => self.session_ended(key, status),
+            Some(Owner::Worker(bereaved)) => self.worker_ended(bereaved),
+            None => {}
         }
     }
 

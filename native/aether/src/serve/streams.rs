@@ -4,6 +4,22 @@ use super::conn::{Op, MAX_STREAMS};
 use super::proto::{self, Hello, Refusal};
 use super::server::Server;
 
+/// What is answered while one phase is over and the next has not begun.
+const BETWEEN_PHASES: [&str; 12] = [
+    "hello",
+    "hold",
+    "kill",
+    "list",
+    "phase",
+    "phase_done",
+    "release",
+    "session_list",
+    "shutdown",
+    "tamper",
+    "usage",
+    "view",
+];
+
 impl Server {
     pub(super) fn open(&mut self, id: u32, payload: &[u8]) {
         let outcome = if self.conn.as_ref().is_some_and(|c| c.streams.len() >= MAX_STREAMS) {
@@ -17,6 +33,10 @@ impl Server {
     }
 
     fn call(&mut self, id: u32, method: &str, payload: &[u8]) -> Result<(), Refusal> {
+        if self.changing && !BETWEEN_PHASES.contains(&method) {
+            let words = "it is entering another phase; ask again";
+            return Err(Refusal::new(proto::BUSY, words).kind("phase"));
+        }
         match method {
             "hello" => self.hello(id),
             "start" => self.start(id, payload),
@@ -43,13 +63,15 @@ impl Server {
                 self.release();
                 self.done(id);
             }
+            "phase" => self.phase(id, payload)?,
+            "phase_done" => self.phase_done(id),
             "shutdown" => self.shutdown(id, payload)?,
             _ => self.file_method(id, method, payload)?,
         }
         Ok(())
     }
 
-    fn done(&mut self, id: u32) {
+    pub(super) fn done(&mut self, id: u32) {
         if let Some(conn) = &mut self.conn {
             conn.result(id, &());
         }

@@ -1,6 +1,6 @@
 //! Users as the image's own files have them. The files are hostile: bounded, never waited for.
 
-use crate::serve::proto::{Refusal, NOT_FOUND};
+use crate::serve::proto::{self, Refusal, NOT_FOUND};
 use crate::sys::process::Ids;
 use rustix::fs::{FileType, Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
@@ -26,13 +26,17 @@ pub(crate) struct Accounts {
     group: Vec<u8>,
 }
 
-fn read_account_file(path: &str) -> Vec<u8> {
+/// With file rules, what is mounted on the way is ours, if it is reached without links.
+fn read_account_file(path: &str, ruled: bool) -> Vec<u8> {
     let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
     // No other mount: a file system somebody put there could make PID 1 wait for ever.
     let resolve = ResolveFlags::NO_XDEV | ResolveFlags::NO_MAGICLINKS;
-    let Ok(fd) = rustix::fs::openat2(rustix::fs::CWD, path, flags, Mode::empty(), resolve) else {
-        return Vec::new();
+    let open = |resolve| rustix::fs::openat2(rustix::fs::CWD, path, flags, Mode::empty(), resolve);
+    let opened = match open(resolve) {
+        Err(Errno::XDEV) if ruled => open(ResolveFlags::NO_SYMLINKS),
+        opened => opened,
     };
+    let Ok(fd) = opened else { return Vec::new() };
     let Some(stat) =
         rustix::fs::fstat(&fd).ok().filter(|s| FileType::from_raw_mode(s.st_mode).is_file())
     else {
@@ -86,8 +90,10 @@ fn no_user(text: &str) -> Refusal {
 }
 
 impl Accounts {
-    pub(crate) fn read() -> Self {
-        Self { passwd: read_account_file("/etc/passwd"), group: read_account_file("/etc/group") }
+    /// As the sandbox has them now; `ruled`: whether file rules are in force.
+    pub(crate) fn read(ruled: bool) -> Self {
+        let read = |path| read_account_file(path, ruled);
+        Self { passwd: read("/etc/passwd"), group: read("/etc/group") }
     }
 
     #[cfg(test)]
@@ -108,6 +114,18 @@ impl Accounts {
             let gid = number(fields.next()?)?;
             Some((name, gid, fields.next().unwrap_or(b"")))
         })
+    }
+
+    /// The one user of a phase. Its account file may have been rewritten by whoever was root before:
+    /// nobody is root by another name.
+    pub(crate) fn only(&self, text: &str) -> Result<User, Refusal> {
+        let user = self.resolve(text)?;
+        let name = text.split_once(':').map_or(text, |(name, _)| name);
+        if user.ids.uid == 0 && !matches!(name, "root" | "0") {
+            let words = format!("user {text}: the accounts of this sandbox make it root");
+            return Err(Refusal::new(proto::DENIED, words).kind("user"));
+        }
+        Ok(user)
     }
 
     /// `name`, `name:group`, or numbers instead of names.

@@ -157,11 +157,10 @@ impl Server {
         };
         let args: FileArgs = proto::unpack(payload)?;
         let user = if method == files::Method::Processes {
-            Some("root")
+            Accounts::default().resolve("root")?
         } else {
-            args.user.as_ref().map(|u| u.0.as_str())
+            self.user(args.user.as_ref().map(|u| u.0.as_str()))?
         };
-        let user = self.user(user)?;
         for path in [Some(&args.path), args.to.as_ref()].into_iter().flatten() {
             if path.contains(&0) {
                 return Err(Refusal::invalid("path holds a NUL byte"));
@@ -179,7 +178,8 @@ impl Server {
         };
         let (socket, theirs) = pair().map_err(|e| Refusal::broken("socket", &e.into()))?;
         let keep = theirs.as_raw_fd();
-        let body = move || files::work(&request, &Channel::new(theirs), &Accounts::read());
+        let ruled = self.rules.any();
+        let body = move || files::work(&request, &Channel::new(theirs), &Accounts::read(ruled));
         let pid = self.fork_worker(Some(&user.ids), keep, None, body)?;
         super::commands::nonblocking(&socket)?;
         let token = self

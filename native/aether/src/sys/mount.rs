@@ -118,6 +118,13 @@ pub(crate) fn attach(mount: impl AsFd, place: impl AsFd) -> io::Result<()> {
     check_long(unsafe { libc::syscall(call, mount, here, place, here, flags) }).map(drop)
 }
 
+/// Take away a mount that is attached, opened at its root.
+pub(crate) fn detach(mount: impl AsFd) -> io::Result<()> {
+    let path = format!("/proc/self/fd/{}\0", mount.as_fd().as_raw_fd());
+    // SAFETY: ends with a zero byte, and lives through the call.
+    check(unsafe { libc::umount2(path.as_ptr().cast(), libc::MNT_DETACH) }).map(drop)
+}
+
 /// Nothing mounted below `/` here or elsewhere is seen on the other side from now on.
 pub(crate) fn make_private() -> io::Result<()> {
     let none = std::ptr::null();

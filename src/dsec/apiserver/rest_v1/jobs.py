@@ -16,8 +16,9 @@ from dsec.control.jobs import Jobs, job_view
 from dsec.control.leases import Leases
 from dsec.kit.http import Ndjson, Route, json_response, key_of, read_body, read_query
 from dsec.kit.table import NDJSON, row
+from dsec.wire.phases import Name
 from dsec.wire.public_v1 import JobItem, JobView, LeaseRequest
-from dsec.wire.sandbox import Heartbeat, Name, StreamError
+from dsec.wire.sandbox import Heartbeat, StreamError
 
 
 class ReleaseQuery(Struct, kw_only=True, forbid_unknown_fields=True):

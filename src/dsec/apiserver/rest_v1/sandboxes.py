@@ -18,8 +18,9 @@ from dsec.control.listing import Wanted, list_sandboxes
 from dsec.control.sandboxes import Sandboxes
 from dsec.kit.http import Ndjson, Route, json_response, key_of, read_body, read_query
 from dsec.kit.table import NDJSON, row
+from dsec.wire.phases import Name
 from dsec.wire.public_v1 import BatchItem, CreateBatch, CreateSandbox, SandboxList
-from dsec.wire.sandbox import Heartbeat, Name, SandboxView, StreamError
+from dsec.wire.sandbox import Heartbeat, SandboxView, StreamError
 
 
 class ListQuery(Struct, kw_only=True, forbid_unknown_fields=True):

@@ -113,6 +113,12 @@ class ContainerBackend:
                 detail=self._no_network,
             ),
             Capability(
+                name="file_rules",
+                available=not missing,
+                needed_for="paths denied, read-only or without programs, for root inside too",
+                detail=missing or "by mounts; not by AppArmor, BPF LSM or Landlock",
+            ),
+            Capability(
                 name="truthful_limits",
                 available=self._fuse.available,
                 needed_for="programs inside that ask how much memory and how many processors there are",
@@ -128,6 +134,11 @@ class ContainerBackend:
             raise Unsupported(f"limits.disk_mb: not on this node: {self._disk_limit.detail}")
         if spec.network and self._networks and self._networks.missing:
             raise Unsupported(f"network_rules: not on this node: {self._networks.missing}")
+
+    def enforces(self) -> frozenset[str]:
+        """See `Enforces.enforces`."""
+        inside = {"files", "user", "secrets", "end_processes"}
+        return frozenset(inside if self._no_network else inside | {"network_rules"})
 
     @property
     def _no_network(self) -> str:

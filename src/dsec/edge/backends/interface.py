@@ -164,6 +164,15 @@ class CountsLimitHits(Protocol):
 
 
 @runtime_checkable
+class Enforces(Protocol):
+    """A backend that holds sandboxes to file rules and phases."""
+
+    def enforces(self) -> frozenset[str]:
+        """What of them: `files`, `user`, `secrets`, `end_processes`, `network_rules`. No work."""
+        ...
+
+
+@runtime_checkable
 class NetworkOf(Protocol):
     """A backend whose sandboxes may have a network: those whose specification says `network`."""
 

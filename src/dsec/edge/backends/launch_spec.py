@@ -9,12 +9,14 @@ from pathlib import Path
 
 from dsec.base.quantity import MIB
 from dsec.edge.backends.disk import DISK
+from dsec.edge.phases import by_name
 from dsec.edge.record import SandboxRecord
 from dsec.images.records import DirectoryMark
 from dsec.linux.cgroup.interface import Bounds, Layout
 from dsec.linux.cgroup.plan import plan
 from dsec.linux.processors import choose
-from dsec.wire.launch import LaunchSpec
+from dsec.wire.launch import LaunchFileRule, LaunchSpec
+from dsec.wire.sandbox import SandboxSpec
 
 UPPER = "upper"
 """What a sandbox has written, in its own directory or on its own disk there."""
@@ -126,6 +128,24 @@ def processors_of(record: SandboxRecord, processors: Sequence[int]) -> list[int]
     return choose(list(processors), record.spec.limits.cpu_cores, turn)
 
 
+def environment_of(record: SandboxRecord) -> dict[str, str]:
+    """What every command begins with, the secrets of its phase among it."""
+    secrets = by_name(record.spec, record.phase).secrets if record.phase else {}
+    return {"PATH": PATH, **record.image.env, **record.spec.env, **secrets}
+
+
+def user_of(record: SandboxRecord) -> tuple[str, bool]:
+    """Whom commands run as unless they say, and whether they may not say."""
+    if record.phase and (user := by_name(record.spec, record.phase).user):
+        return user, True
+    return record.spec.init_user or record.image.user or "root", False
+
+
+def file_rules(spec: SandboxSpec) -> list[LaunchFileRule]:
+    """Those that are in force."""
+    return [LaunchFileRule(path=rule.path, access=rule.access) for rule in spec.files]
+
+
 def launch_spec(
     record: SandboxRecord,
     layers: Sequence[str],
@@ -146,6 +166,7 @@ def launch_spec(
     """
     spec, image = record.spec, record.image
     groups = plan(layout, record.id, bounds_of(record))
+    user, only_user = user_of(record)
     nofile = min(NOFILE, host.nofile_max)
     writable = writable_place(record)
     return LaunchSpec(
@@ -165,14 +186,17 @@ def launch_spec(
         meters=groups.meters if host.fuse else None,
         masked_paths=MASKED_PATHS,
         readonly_paths=READONLY_PATHS,
+        files=file_rules(spec),
+        files_change=any(phase.files for phase in spec.phases),
         capabilities=CAPABILITIES,
         seccomp=spec.security.profile,
         seccomp_allow=spec.security.allow,
         no_new_privs=spec.security.no_new_privs,
         rlimits={"nofile": (nofile, nofile), "core": (0, 0)},
-        env={"PATH": PATH, **image.env, **spec.env},
+        env=environment_of(record),
         workdir=spec.workdir or image.workdir or "/",
-        user=spec.init_user or image.user or "root",
+        user=user,
+        only_user=only_user,
         default_timeout_s=limits.default_timeout_s,
         max_timeout_s=limits.max_timeout_s,
         output_limit_bytes=limits.output_limit_bytes,

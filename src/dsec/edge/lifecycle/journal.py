@@ -147,6 +147,10 @@ class Journal:
         """
         self._write_whole(self.directory(sandbox) / CHANGED, msgspec.json.encode(changed))
 
+    def changed(self, sandbox: str) -> Changed | None:
+        """What was last written in place of a part of its record."""
+        return _read_changed(self.directory(sandbox))
+
     def launched(self, record: SandboxRecord, now: float) -> None:
         """Write that it runs."""
         self.mark(record.id, "done", Action.CONNECT)

@@ -226,11 +226,12 @@ class Networks:
         """The warden first: what it gives from then on fits the rules that come into force."""
         policy = await self._policy(rules)
         warden = self._having_begun()
+        known = self._assigned.get(sandbox) is not None
         self._assigned[sandbox] = slot
         self._sandboxes[slot.number] = sandbox
         held = await warden.assign(_assign(sandbox, slot, policy))
         await in_thread("names", filters.apply, slot.pins, flatten(policy), held)
-        if held:
+        if held or known:  # a name may have been given since
             await warden.refill(slot.address4)
 
     # what runs beside

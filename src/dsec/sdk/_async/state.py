@@ -10,12 +10,12 @@ from typing_extensions import override
 from dsec.sdk._async.call import Caller, EventStream
 from dsec.sdk._async.lines import LineStream
 from dsec.sdk._http import Request
+from dsec.wire.phases import PhaseChange, QosClass
 from dsec.wire.sandbox import (
     DiffEntry,
     NetworkChange,
     NetworkView,
     Pack,
-    QosClass,
     Recorded,
     Resize,
     SandboxView,
@@ -146,6 +146,22 @@ class StateCalls:
         body, key = NetworkChange(rules=dict(rules)), self._caller.new_key()
         request = self._caller.request("PUT", self._network, body=body, key=key)
         return await self._caller.call(request, NetworkView)
+
+    async def enter_phase(self, name: str) -> SandboxView:
+        """Have it enter one of its phases; all of that is in force on return.
+
+        What runs is ended if the phase has other files, secrets or another user.
+
+        Raises:
+            NotFound: it has no such phase.
+            Conflict: its phase is final, or a file rule cannot hold; it is in the phase it was in, but
+                what ran may have been ended.
+        """
+        body, key = PhaseChange(name=name), self._caller.new_key()
+        path = f"{self._path}/phase"
+        request = self._caller.request("POST", path, body=body, key=key, patience_s=LONG_S)
+        self.view = await self._caller.call(request, SandboxView)
+        return self.view
 
     async def tamper(self) -> TamperReport:
         """What was tried in it and did not work, and which of its system files were changed.

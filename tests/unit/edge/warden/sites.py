@@ -18,6 +18,7 @@ from anyio.streams.tls import TLSListener
 from dsec.edge.network.warden.dialing import Dialer
 from dsec.edge.network.warden.http_relay import Target
 from dsec.edge.network.warden.reach import Address, as_address
+from dsec.edge.network.warden.streams import reset_on_close
 
 HOSTS = ("good.example", "other.example", "api.example", "shared.example", "*.wild.example")
 
@@ -88,7 +89,7 @@ class Sites:
             try:
                 while await self._one(http, stream):
                     http.start_next_cycle()
-            except (anyio.EndOfStream, anyio.BrokenResourceError, h11.ProtocolError):
+            except (anyio.EndOfStream, anyio.BrokenResourceError, h11.ProtocolError, OSError):
                 return
 
     async def _one(self, http: h11.Connection, stream: ByteStream) -> bool:
@@ -111,14 +112,27 @@ class Sites:
                 return False
         said["body"] = body.decode("latin-1")
         self.requests.append(said)
+        if said["target"] == "/cut":
+            return await self._cut(http, stream)
         if said["target"] == "/echo":
             await self._echo(http, stream)
             return False
         answer = json.dumps(said).encode()
         head = h11.Response(status_code=200, headers=[("content-length", str(len(answer)))])
-        out = [http.send(head), http.send(h11.Data(answer)), http.send(h11.EndOfMessage())]
+        out = [
+            http.send(head),
+            http.send(h11.Data(b"" if said["method"] == "HEAD" else answer)),
+            http.send(h11.EndOfMessage()),
+        ]
         await stream.send(b"".join(piece or b"" for piece in out))
-        return http.our_state is h11.DONE
+        return http.our_state is h11.DONE and said["target"] != "/last"
+
+    async def _cut(self, http: h11.Connection, stream: ByteStream) -> bool:
+        """Break off in the middle of an answer."""
+        await stream.send(http.send(h11.Response(status_code=200, headers=[])) or b"")
+        await stream.send(http.send(h11.Data(b"half")) or b"")
+        reset_on_close(stream)
+        return False
 
     async def _echo(self, http: h11.Connection, stream: ByteStream) -> None:
         switch = h11.InformationalResponse(
@@ -132,7 +146,7 @@ class Sites:
 
 def _described(request: h11.Request) -> dict[str, object]:
     return {
-        "method": request.method.decode(),
-        "target": request.target.decode(),
-        "headers": [[k.decode(), v.decode()] for k, v in request.headers],
+        "method": request.method.decode("latin-1"),
+        "target": request.target.decode("latin-1"),
+        "headers": [[k.decode("latin-1"), v.decode("latin-1")] for k, v in request.headers],
     }

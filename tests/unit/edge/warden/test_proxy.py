@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+import socket
+import struct
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 import anyio
+import anyio.lowlevel
 import msgspec
 import pytest
 from anyio.abc import ByteStream
@@ -91,6 +94,12 @@ async def answer(stream: ByteStream) -> Answer:
         while len(body) < size:
             body += await stream.receive()
     return Answer(int(head.split()[1]), body)
+
+
+async def until_reset(stream: ByteStream) -> None:
+    with anyio.fail_after(20):
+        while True:
+            await stream.receive()
 
 
 async def refused(world: World, data: bytes, address: str, port: int = 443) -> bytes:
@@ -218,6 +227,18 @@ async def test_a_stranger_is_not_served(world: World) -> None:
     async with await world.connect(source=OTHER) as stream:
         assert await until_eof(stream) == b""
     assert len(world.sites.dialled) == 1
+
+
+@pytest.mark.parametrize("kind", ["transparent", "proxy", "dns_tcp"])
+async def test_clients_that_are_gone_at_once(world: World, kind: str) -> None:
+    await world.guests.assign(assigned(allow("good.example")))
+    for _ in range(100):
+        with socket.create_connection((ME, world.ports[kind])) as sock:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        await anyio.lowlevel.checkpoint()
+    async with tls(world, "good.example", GOOD) as stream:
+        assert (await get(stream, "GET / HTTP/1.1", "Host: x")).status == 200
+    assert (await world.ask("good.example")).code == "NOERROR"
 
 
 async def test_connections_of_a_sandbox_are_bounded(world: World) -> None:
@@ -365,6 +386,75 @@ async def test_a_server_that_cannot_be_reached_says_nothing_of_this_host(world: 
     async with await world.connect() as stream:
         got = await get(stream, "GET / HTTP/1.1", "Host: good.example")
     assert (got.status, b"10.1.2.3" in got.body) == (502, False)
+
+
+async def test_a_server_that_closed_between_two_requests_is_connected_to_again(
+    world: World,
+) -> None:
+    await world.guests.assign(assigned(allow("good.example")))
+    world.wants(GOOD, 80)
+    async with await world.connect() as stream:
+        for _ in range(3):
+            assert (await get(stream, "GET /last HTTP/1.1", "Host: good.example")).status == 200
+            assert (await get(stream, "GET /stays HTTP/1.1", "Host: good.example")).status == 200
+    assert len(world.sites.requests) == 6
+
+
+async def test_an_upload_that_waits_to_be_asked_for(world: World) -> None:
+    await world.guests.assign(assigned(allow("good.example")))
+    world.wants(GOOD, 80)
+    async with await world.connect() as stream:
+        await stream.send(
+            b"POST / HTTP/1.1\r\nHost: good.example\r\nExpect: 100-continue\r\n"
+            b"Content-Length: 5\r\n\r\n"
+        )
+        with anyio.fail_after(20):
+            assert (await stream.receive()).startswith(b"HTTP/1.1 100")
+        await stream.send(b"hello")
+        assert (await answer(stream)).echoed["body"] == "hello"
+
+
+async def test_an_answer_to_a_head_request_has_no_body(world: World) -> None:
+    await world.guests.assign(assigned(allow("good.example")))
+    world.wants(GOOD, 80)
+    async with await world.connect() as stream:
+        await stream.send(b"HEAD / HTTP/1.1\r\nHost: good.example\r\n\r\n")
+        with anyio.fail_after(20):
+            head = await stream.receive()
+        assert head.endswith(b"\r\n\r\n")
+        assert b"Content-Length" in head or b"content-length" in head
+        assert (await get(stream, "GET / HTTP/1.1", "Host: good.example")).status == 200
+
+
+@pytest.mark.parametrize("version", ["1.0", "1.1"])
+async def test_an_answer_that_breaks_off_does_not_look_whole(world: World, version: str) -> None:
+    await world.guests.assign(assigned(allow("good.example")))
+    world.wants(GOOD, 80)
+    async with await world.connect() as stream:
+        await stream.send(f"GET /cut HTTP/{version}\r\nHost: good.example\r\n\r\n".encode())
+        with pytest.raises(anyio.BrokenResourceError):
+            await until_reset(stream)
+
+
+async def test_a_connection_that_breaks_off_does_not_look_whole(world: World) -> None:
+    networks = [Reach(network=f"{GOOD}/32", spans=ALL)]
+    await world.guests.assign(assigned(networks=networks))
+    world.wants(GOOD, 80)
+    async with await world.connect("proxy") as stream:
+        await stream.send(b"CONNECT 203.0.113.10:9000 HTTP/1.1\r\nHost: 203.0.113.10:9000\r\n\r\n")
+        assert (await stream.receive()).startswith(b"HTTP/1.1 200")
+        await stream.send(b"GET /cut HTTP/1.1\r\nHost: x\r\n\r\n")
+        with pytest.raises(anyio.BrokenResourceError):
+            await until_reset(stream)
+
+
+async def test_what_nobody_uses_is_ended(world: World) -> None:
+    world.limited(idle_s=0.05)
+    await world.guests.assign(assigned(allow("good.example")))
+    async with tls(world, "good.example", GOOD) as stream:
+        with anyio.fail_after(20), pytest.raises((anyio.BrokenResourceError, anyio.EndOfStream)):
+            await stream.receive()
+    assert len(world.sites.dialled) == 1
 
 
 async def test_a_head_without_end(world: World) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import anyio
 import dns.message
 import dns.rcode
 import pytest
@@ -297,6 +298,22 @@ async def test_over_tcp_one_question_after_the_other(world: World) -> None:
             assert answer.rcode() == dns.rcode.NOERROR
         await stream.send(b"\xff\xff")
         assert await until_eof(stream) == b""
+
+
+async def test_many_questions_at_once_are_all_answered(world: World) -> None:
+    await world.guests.assign(assigned(allow("good.example")))
+    queries = {
+        query.id: query
+        for query in (dns.message.make_query("good.example", "A") for _ in range(60))
+    }
+    async with world.datagrams() as udp:
+        for query in queries.values():
+            await udp.send(query.to_wire())
+        with anyio.fail_after(20):
+            while queries:
+                answer = dns.message.from_wire(await udp.receive())
+                assert answer.rcode() == dns.rcode.NOERROR
+                del queries[answer.id]
 
 
 async def test_connections_of_one_sandbox_are_bounded(world: World) -> None:

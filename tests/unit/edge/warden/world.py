@@ -180,13 +180,12 @@ class World:
 
     async def _listen(self, sock: socket.socket, what: str) -> None:
         listener = await places.listener(sock)
-        async with listener:
-            if what == "dns_tcp":
-                await self._dns.serve_tcp(listener)
-            elif what == "transparent":
-                await self._proxy.serve_transparent(listener)
-            else:
-                await self._proxy.serve_explicit(listener)
+        if what == "dns_tcp":
+            await self._dns.serve_tcp(listener)
+        elif what == "transparent":
+            await self._proxy.serve_transparent(listener)
+        else:
+            await self._proxy.serve_explicit(listener)
 
     # What a sandbox does.
 

@@ -68,7 +68,14 @@ impl Server {
 
     pub(crate) fn user(&self, name: Option<&str>) -> Result<User, Refusal> {
         let default = if self.spec.user.is_empty() { "root" } else { &self.spec.user };
-        Accounts::read().resolve(name.filter(|n| !n.is_empty()).unwrap_or(default))
+        let accounts = Accounts::read(self.rules.any());
+        let name = name.filter(|n| !n.is_empty()).unwrap_or(default);
+        let user = accounts.resolve(name)?;
+        if self.spec.only_user && user.ids != accounts.only(default)?.ids {
+            let words = format!("user {name}: in this phase there is no other than {default}");
+            return Err(Refusal::new(proto::DENIED, words).kind("user"));
+        }
+        Ok(user)
     }
 
     pub(crate) fn spec_env(&self) -> Env {

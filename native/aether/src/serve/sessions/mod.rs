@@ -192,7 +192,7 @@ impl Server {
         }
     }
 
-    fn forget_session(&mut self, key: u64) {
+    pub(super) fn forget_session(&mut self, key: u64) {
         self.drop_shell(key);
         if let (Some(conn), Some(session)) = (&mut self.conn, self.sessions.remove(&key)) {
             for id in session.streams {

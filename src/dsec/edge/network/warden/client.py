@@ -131,10 +131,11 @@ class WardenClient:
         """A sandbox is over: its connections end, its address may be another's.
 
         Raises:
-            Unavailable: no warden in time; the next one is not told of it.
+            Unavailable: the warden is gone; the next one is not told of it.
         """
-        if self._assigned.pop(address4, None) is not None:
-            await self._ask(Forget(address4=address4))
+        known = self._assigned.pop(address4, None) is not None
+        if known and self._connection is not None:
+            await self._connection.ask(Forget(address4=address4), ANSWER_S)
 
     async def _ask(self, request: Assign | Refill | Forget) -> Done:
         try:
@@ -187,16 +188,25 @@ class WardenClient:
     async def _tell_all(self, connection: Connection) -> None:
         """Until nothing is left that was said meanwhile. Raises Unavailable: it is gone."""
         told: dict[str, Assign] = {}
-        while rest := [a for at, a in self._assigned.items() if told.get(at) is not a]:
-            for assign in rest:
-                told[assign.address4] = assign
-                try:
-                    await connection.ask(_copy(assign), ANSWER_S)
-                except DsecError as exc:
-                    if connection.over:
-                        raise
-                    why = {"sandbox": assign.sandbox, "why": exc.message}
-                    logger.warning("a sandbox's rules are not in force", extra=why)
+        while told != self._assigned:
+            for address4 in told.keys() - self._assigned.keys():
+                del told[address4]
+                await connection.ask(Forget(address4=address4), ANSWER_S)
+            for address4, assign in list(self._assigned.items()):
+                if told.get(address4) is not assign:
+                    told[address4] = assign
+                    await _tell(connection, assign)
+
+
+async def _tell(connection: Connection, assign: Assign) -> None:
+    """One sandbox's trouble is not the others'. Raises Unavailable: the warden is gone."""
+    try:
+        await connection.ask(_copy(assign), ANSWER_S)
+    except DsecError as exc:
+        if connection.over:
+            raise
+        extra = {"sandbox_id": assign.sandbox, "why": exc.message}
+        logger.warning("a sandbox's rules are not in force", extra=extra)
 
 
 def _copy(assign: Assign) -> Assign:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import resource
 from ipaddress import ip_network
 from pathlib import Path
 
 import anyio
 import anyio.abc
+import msgspec
 from anyio.abc import ByteStream
 
 from dsec.base.clock import Clock
@@ -37,12 +39,14 @@ from dsec.edge.network.warden.messages import (
 from dsec.edge.network.warden.places import DestinationOf, Places, destination_of
 from dsec.edge.network.warden.proxy import Proxy
 from dsec.edge.network.warden.resolver import Resolver
-from dsec.edge.network.warden.settings import Settings
+from dsec.edge.network.warden.settings import Limits, Settings
+from dsec.edge.network.warden.survival import survived
 from dsec.edge.network.warden.upstream import Servers, Upstream
 from dsec.kit.blocking import in_thread
 
 logger = logging.getLogger("dsec.warden")
 
+_OTHER_DESCRIPTORS = 128
 _GONE = (OSError, anyio.EndOfStream, anyio.IncompleteRead, anyio.BrokenResourceError)
 
 
@@ -92,7 +96,7 @@ class Warden:
                         await self._obey(guests)
                 tasks.cancel_scope.cancel()
         except _GONE:
-            return
+            return  # before it was configured
 
     async def _configured(self, request: Configure, tasks: anyio.abc.TaskGroup) -> Guests | None:
         try:
@@ -108,7 +112,7 @@ class Warden:
         self, settings: Settings, tasks: anyio.abc.TaskGroup
     ) -> tuple[Guests, dict[str, int]]:
         """Listen and serve. Raises OSError, ValueError."""
-        limits, clock = settings.limits, self._clock
+        limits, clock = _fitting(settings.limits), self._clock
         authorities = Path(settings.authorities) if settings.authorities else None
         dialer = Dialer(await in_thread("names", trust, authorities), limits.connect_s)
         denials = Denials(limits, clock)
@@ -133,13 +137,30 @@ class Warden:
         return guests, ports
 
     async def _obey(self, guests: Guests) -> None:
-        while True:
-            request = await self._frames.receive(REQUESTS)
-            await self._send(await _carried_out(request, guests))
+        """Until the connection ends, or breaks the protocol: then the edge starts another warden."""
+        try:
+            while True:
+                request = await self._frames.receive(REQUESTS)
+                await self._send(await _carried_out(request, guests))
+        except _GONE:
+            return
+        except Unavailable as exc:
+            logger.error("the control connection broke", extra={"why": exc.message})  # noqa: TRY400
 
     async def _send(self, message: Answer) -> None:
         async with self._sending:
-            await self._control.send(framed(message))
+            with contextlib.suppress(*_GONE):  # whoever receives sees the end
+                await self._control.send(framed(message))
+
+
+def _fitting(limits: Limits) -> Limits:
+    """Limits that this process has descriptors for: one that runs out of them serves nobody."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    other = limits.all_dns_connections + limits.upstream_at_once + _OTHER_DESCRIPTORS
+    most = max(1, (hard - other) // 2)  # two for each: the sandbox's and the server's
+    return msgspec.structs.replace(limits, all_connections=min(limits.all_connections, most))
 
 
 async def _serve(opened: Places, dns: DnsServer, proxy: Proxy, tasks: anyio.abc.TaskGroup) -> None:
@@ -155,15 +176,19 @@ async def _serve(opened: Places, dns: DnsServer, proxy: Proxy, tasks: anyio.abc.
 
 
 async def _carried_out(request: Request, guests: Guests) -> Answer:
+    answers: list[Answer] = []
+    with survived("a request of the edge"):
+        answers.append(await _tried(request, guests))
+    return answers[0] if answers else _failed(request.id, InternalError("the warden failed"))
+
+
+async def _tried(request: Request, guests: Guests) -> Answer:
     try:
         return Done(id=request.id, held=await _hold(request, guests))
     except ValueError as exc:
         return _failed(request.id, InvalidRequest(str(exc)))
     except OSError as exc:
         return _failed(request.id, Unavailable(f"the filter's map: {exc}"))
-    except Exception as exc:  # noqa: BLE001 - one sandbox's trouble is not to end all the others'
-        logger.error("failed", extra={"kind": type(exc).__name__})  # noqa: TRY400 - may hold a secret
-        return _failed(request.id, InternalError("the warden failed"))
 
 
 async def _hold(request: Request, guests: Guests) -> tuple[HeldName, ...]:

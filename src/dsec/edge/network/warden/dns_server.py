@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import anyio
 from anyio.abc import SocketListener, SocketStream, UDPSocket
 from anyio.streams.buffered import BufferedByteReceiveStream
@@ -10,6 +12,7 @@ from dsec.edge.network.warden.guests import Guest, Guests
 from dsec.edge.network.warden.places import peer_of
 from dsec.edge.network.warden.resolver import MAX_QUESTION_BYTES, Resolver
 from dsec.edge.network.warden.settings import Limits
+from dsec.edge.network.warden.survival import survived
 
 _GONE = (
     OSError,
@@ -35,9 +38,11 @@ class DnsServer:
         self._resolver = resolver
         self._limits = limits
         self._running = 0
+        self._connections = 0
 
     async def serve_udp(self, udp: UDPSocket) -> None:
         """Answer datagrams until cancelled; one too many is dropped, its client asks again."""
+        sending = anyio.Lock(fast_acquire=True)  # the socket takes one sender at a time
         async with udp, anyio.create_task_group() as tasks:
             while True:
                 try:
@@ -47,36 +52,50 @@ class DnsServer:
                 guest = self._guests.at(sender[0])
                 if guest is not None and self._running < self._limits.all_questions_at_once:
                     self._running += 1
-                    tasks.start_soon(self._answer_datagram, udp, guest, data, sender)
+                    tasks.start_soon(self._answer_datagram, udp, sending, guest, data, sender)
 
     async def _answer_datagram(
-        self, udp: UDPSocket, guest: Guest, data: bytes, sender: tuple[str, int]
+        self,
+        udp: UDPSocket,
+        sending: anyio.Lock,
+        guest: Guest,
+        data: bytes,
+        sender: tuple[str, int],
     ) -> None:
         try:
-            answer = await self._resolver.answer(guest, data)
-            if answer is not None:
-                await udp.sendto(answer, *sender)
-        except _GONE:
-            pass
+            with survived("a question"), contextlib.suppress(*_GONE):
+                answer = await self._resolver.answer(guest, data)
+                if answer is not None:
+                    async with sending:
+                        await udp.sendto(answer, *sender)
         finally:
             self._running -= 1
 
     async def serve_tcp(self, listener: SocketListener) -> None:
         """Answer connections until cancelled."""
-        await listener.serve(self._answer_connection)
+        async with listener:
+            await listener.serve(self._answer_connection)
 
     async def _answer_connection(self, stream: SocketStream) -> None:
         async with stream:
             guest = self._guests.at(peer_of(stream))
-            if guest is None or guest.dns_connections >= self._limits.dns_connections:
+            if guest is None or not self._has_room(guest):
                 return
             guest.dns_connections += 1
+            self._connections += 1
             try:
-                await self._converse(guest, stream)
-            except (*_GONE, TimeoutError):
-                pass
+                with survived("questions"), contextlib.suppress(*_GONE, TimeoutError):
+                    await self._converse(guest, stream)
             finally:
                 guest.dns_connections -= 1
+                self._connections -= 1
+
+    def _has_room(self, guest: Guest) -> bool:
+        limits = self._limits
+        return (
+            guest.dns_connections < limits.dns_connections
+            and self._connections < limits.all_dns_connections
+        )
 
     async def _converse(self, guest: Guest, stream: SocketStream) -> None:
         """One question after the other; who takes too long is left."""

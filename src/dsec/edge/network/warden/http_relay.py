@@ -19,7 +19,14 @@ from typing_extensions import override
 from dsec.edge.network.warden.messages import Credential
 from dsec.edge.network.warden.reach import Address
 from dsec.edge.network.warden.settings import Limits
-from dsec.edge.network.warden.streams import BROKEN, CHUNK_BYTES, Peekable, join
+from dsec.edge.network.warden.streams import (
+    BROKEN,
+    CHUNK_BYTES,
+    Peekable,
+    has_something,
+    join,
+    reset_on_close,
+)
 
 Header = tuple[bytes, bytes]
 _OF_CONNECTION = frozenset(
@@ -155,8 +162,9 @@ class HttpRelay:
         self._tunnel = target
 
     async def _reach(self, target: Target) -> _Upstream:
-        if self._upstream is not None and self._upstream.target == target:
-            return self._upstream
+        kept = self._upstream
+        if kept is not None and kept.target == target and not has_something(kept.stream):
+            return kept
         await self._drop_upstream()
         try:
             stream = await self._connect(target)
@@ -250,6 +258,8 @@ class HttpRelay:
         except (h11.ProtocolError, anyio.BrokenResourceError):
             pass
         await self._refuse(Refusal(HTTPStatus.BAD_GATEWAY, "the server's answer is broken"))
+        if self._http.our_state in {h11.SEND_BODY, h11.ERROR}:
+            reset_on_close(self._client)  # it must not look like all there was
         return False
 
     async def _refuse(self, refusal: Refusal) -> None:

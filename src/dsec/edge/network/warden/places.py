@@ -2,8 +2,7 @@
 
 Inspected connections come by TPROXY: a listening socket with IP_TRANSPARENT accepts them at the
 address the sandbox wanted, which so is the accepted socket's own. There is no translation and
-nothing to ask conntrack for. The rules this needs are `TPROXY_RULES`, and delivery of marked packets
-to the router itself (`dsec.linux.net.Netlink.add_local_delivery`).
+nothing to ask conntrack for. The rules this needs are the router's (`dsec.edge.network.rules`).
 """
 
 from __future__ import annotations
@@ -17,15 +16,9 @@ from anyio.abc import SocketAttribute, SocketListener, SocketStream, UDPSocket
 from msgspec import Struct
 
 from dsec.edge.network.warden.reach import Address, as_address
-from dsec.edge.network.warden.settings import TRANSPARENT_PORT, Settings
+from dsec.edge.network.warden.settings import Settings
 from dsec.linux.net import in_namespace
-from dsec.linux.network_filter import INSPECT_MARK
 
-TPROXY_RULES = f"""
-meta mark {INSPECT_MARK:#x} meta nfproto ipv4 meta l4proto tcp tproxy ip to :{TRANSPARENT_PORT} accept
-meta mark {INSPECT_MARK:#x} meta nfproto ipv6 meta l4proto tcp tproxy ip6 to :{TRANSPARENT_PORT} accept
-"""
-"""For a chain `type filter hook prerouting priority mangle` of an inet table in the router."""
 _BACKLOG = 1024
 _UDP_BUFFER_BYTES = 1 << 20
 _IPV6_TRANSPARENT = 75
@@ -125,8 +118,11 @@ async def datagrams(sock: socket.socket) -> UDPSocket:
 
 
 def peer_of(stream: SocketStream) -> str:
-    """The address of whoever connected."""
-    return str(stream.extra(SocketAttribute.remote_address)[0])  # noqa: S610 - no Django
+    """The address of whoever connected; nobody's, if they are gone already."""
+    try:
+        return str(stream.extra(SocketAttribute.remote_address)[0])  # noqa: S610 - no Django
+    except (OSError, ValueError, LookupError):
+        return ""
 
 
 Destination = tuple[Address, int]
@@ -135,6 +131,9 @@ DestinationOf = Callable[[SocketStream], Destination | None]
 
 def destination_of(stream: SocketStream) -> Destination | None:
     """Where the sandbox wanted to connect to: the accepted socket's own address."""
-    address = as_address(stream.extra(SocketAttribute.local_address)[0])  # noqa: S610 - no Django
-    port = stream.extra(SocketAttribute.local_port)  # noqa: S610
+    try:
+        address = as_address(stream.extra(SocketAttribute.local_address)[0])  # noqa: S610
+        port = stream.extra(SocketAttribute.local_port)  # noqa: S610
+    except (OSError, ValueError, LookupError):
+        return None  # the sandbox is gone already
     return None if address is None else (address, port)

@@ -7,6 +7,7 @@ address is allowed by itself, nothing has to be said. Then bytes are copied, or 
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Awaitable, Callable
 from http import HTTPStatus
 
@@ -33,6 +34,7 @@ from dsec.edge.network.warden.reach import INSPECTED_PORTS, Address
 from dsec.edge.network.warden.resolver import Refused, Resolver
 from dsec.edge.network.warden.settings import Limits
 from dsec.edge.network.warden.streams import BROKEN, Peekable, join, reset_on_close
+from dsec.edge.network.warden.survival import survived
 from dsec.edge.network.warden.upstream import AddressType, UpstreamFailed
 from dsec.wire.sandbox import DenialReason
 
@@ -79,11 +81,13 @@ class Proxy:
 
     async def serve_transparent(self, listener: SocketListener) -> None:
         """Serve connections the filter sends, until cancelled."""
-        await listener.serve(lambda stream: self._accept(stream, self._transparent))
+        async with listener:
+            await listener.serve(lambda stream: self._accept(stream, self._transparent))
 
     async def serve_explicit(self, listener: SocketListener) -> None:
         """Serve connections to the proxy's own port, until cancelled."""
-        await listener.serve(lambda stream: self._accept(stream, self._explicit))
+        async with listener:
+            await listener.serve(lambda stream: self._accept(stream, self._explicit))
 
     async def _accept(self, stream: SocketStream, handle: _Handle) -> None:
         flow = Flow()
@@ -94,15 +98,16 @@ class Proxy:
                 return
             guest.flows.add(flow)
             self._open += 1
+            ended = False
             try:
-                with flow.scope:
-                    await handle(guest, flow, Peekable(stream), stream)
-            except (*BROKEN, TimeoutError):
-                reset_on_close(stream)
+                with survived("a connection"), contextlib.suppress(*BROKEN, TimeoutError):
+                    with flow.scope:
+                        await handle(guest, flow, Peekable(stream), stream)
+                    ended = not flow.scope.cancelled_caught
             finally:
                 self._open -= 1
                 guest.flows.discard(flow)
-                if flow.scope.cancelled_caught:
+                if not ended:
                     reset_on_close(stream)
 
     def _has_room(self, guest: Guest) -> bool:

@@ -36,6 +36,7 @@ class Limits(Struct, frozen=True, kw_only=True):
     all_questions_at_once: int = 2048
     dns_connections: int = 8
     """Per sandbox, of DNS over TCP."""
+    all_dns_connections: int = 1024
     dns_idle_s: float = 10.0
     connections: int = 256
     """Per sandbox, through the proxy."""

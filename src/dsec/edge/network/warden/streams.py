@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import select
 import socket
 import struct
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import anyio
 from anyio.abc import ByteStream, SocketAttribute
@@ -12,6 +16,8 @@ from typing_extensions import override
 CHUNK_BYTES = 64 * 1024
 BROKEN = (OSError, anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError)
 """What ends a connection from outside."""
+_CLOSED = (OSError, ValueError, LookupError)
+"""What touching a socket raises that is closed already, by event loop."""
 _RESET = struct.pack("ii", 1, 0)
 
 
@@ -22,6 +28,11 @@ class Peekable(ByteStream):
         """Take a stream over; closing this closes it."""
         self._stream = stream
         self._ahead = b""
+
+    @property
+    @override
+    def extra_attributes(self) -> Mapping[Any, Callable[[], Any]]:
+        return self._stream.extra_attributes
 
     def unread(self, data: bytes) -> None:
         """Have bytes received again, before all else."""
@@ -48,22 +59,36 @@ class Peekable(ByteStream):
 
 
 def reset_on_close(stream: ByteStream) -> None:
-    """Have the closing of a socket tell its peer that the connection was not let through."""
-    raw = stream.extra(SocketAttribute.raw_socket, None)  # noqa: S610 - no Django
-    if raw is not None:
+    """Have the closing of a connection tell its peer that it broke; if it is closed, it has."""
+    with contextlib.suppress(*_CLOSED):
+        raw = stream.extra(SocketAttribute.raw_socket)  # noqa: S610 - no Django
         raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+
+
+def has_something(stream: ByteStream) -> bool:
+    """Whether bytes or the end have come that nobody has received."""
+    poll = select.poll()
+    try:
+        poll.register(stream.extra(SocketAttribute.raw_socket), select.POLLIN)  # noqa: S610
+    except _CLOSED:
+        return True
+    return bool(poll.poll(0))
 
 
 async def join(here: ByteStream, there: ByteStream, idle_s: float) -> None:
     """Copy both ways until both have ended, or nothing came for so long.
 
     One direction's end is passed on while the other goes on. What one side does not take, the other
-    side does not get to send.
+    side does not get to send. What breaks off on one side breaks off on the other: it must not
+    look like all there was.
     """
     with anyio.move_on_after(idle_s) as scope:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(_copy, here, there, scope, idle_s)
             tasks.start_soon(_copy, there, here, scope, idle_s)
+    if scope.cancelled_caught:
+        reset_on_close(here)
+        reset_on_close(there)
 
 
 async def _copy(
