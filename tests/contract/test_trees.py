@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from dsec import DsecError, InvalidRequest, NotFound, Sandbox
+from dsec import DsecError, InvalidRequest, NotFound, PermissionDenied, Sandbox, Unavailable
 from tests.contract.expect import refusal
+from tests.contract.server import Server
 
 Entry = tuple[str, str, str | bytes]
 """Name, kind (file, dir, link, hard), content or target."""
@@ -58,6 +59,22 @@ async def test_a_tree_makes_the_round_trip(sandbox: Sandbox, tmp_path: Path) -> 
     back = tmp_path / "back"
     await sandbox.files.download_tree("/tmp/there", back)
     assert _picture(back) == _picture(here)
+
+
+@pytest.mark.parametrize("size", [10, 8 << 20], ids=["at once", "in the middle"])
+async def test_a_tree_that_cannot_be_read_is_refused_or_breaks_off(
+    server: Server, sandbox: Sandbox, tmp_path: Path, size: int
+) -> None:
+    await sandbox.files.mkdir("/tmp/there")
+    await sandbox.files.write("/tmp/there/a", bytes(size))
+    await sandbox.files.write("/tmp/there/b", b"", mode=0o600)
+    logged = len(server.log.read_bytes())
+    known = PermissionDenied if size == 10 else (PermissionDenied, Unavailable)
+    with pytest.raises(known, match=r"permission|Permission|trajectory"):
+        await sandbox.files.download_tree("/tmp/there", tmp_path / "back", user="user")
+    [entry] = [entry async for entry in sandbox.trajectory(ops=["tree.read"])]
+    assert entry.outcome == "permission_denied"
+    assert b"Traceback" not in server.log.read_bytes()[logged:]
 
 
 def _picture(root: Path) -> dict[str, tuple[int, bytes | str]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import errno
 import itertools
 import os
 import select
@@ -320,12 +321,19 @@ class Serving:
             self.process.wait()
         if self.group is not None:
             (self.group / "cgroup.kill").write_text("1")
-            end = time.monotonic() + 5
-            while self.members() and time.monotonic() < end:
-                time.sleep(0.01)
-            for child in sorted(self.group.glob("*/"), reverse=True):
-                child.rmdir()
-            self.group.rmdir()
+            for group in (*sorted(self.group.glob("*/"), reverse=True), self.group):
+                eventually(lambda group=group: _removed(group), 30)
+
+
+def _removed(group: Path) -> bool:
+    """A group stays busy for a moment after its last process can be seen no more."""
+    try:
+        group.rmdir()
+    except OSError as exc:
+        if exc.errno != errno.EBUSY:
+            raise
+        return False
+    return True
 
 
 @contextlib.contextmanager

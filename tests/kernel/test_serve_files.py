@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from dsec.wire.frames import Kind
@@ -446,6 +447,27 @@ def test_archives_there_and_back(client: Client, place: Path) -> None:
         assert snapshot(place / f"in{form}") == snapshot(root)
     one = client.open("tar_out", path=str(root / "file")).finish()
     assert one[0] == {"entries": 1}
+
+
+def until_refused(stream: Stream) -> tuple[str, bytes]:
+    """The error a stream ends with, and what had come of it."""
+    data = b""
+    while (frame := stream.next()).kind is Kind.DATA:
+        data += frame.payload
+    assert frame.kind is Kind.ERROR, frame
+    return msgspec.msgpack.decode(frame.payload)["code"], data
+
+
+@pytest.mark.parametrize("size", [10, 1 << 20])
+def test_of_an_archive_that_fails_nothing_more_goes_out(
+    client: Client, place: Path, size: int
+) -> None:
+    (place / "a").write_bytes(b"a" * size)
+    (place / "b").touch(mode=0o600)
+    code, data = until_refused(client.open("tar_out", path=str(place), user="nobody"))
+    assert code == "permission_denied"
+    assert bool(data) is (size > 10)  # of what is little nothing had gone out
+    assert not data.endswith(bytes(1024))  # as a whole archive does
 
 
 def test_archives_as_another_user(client: Client, place: Path) -> None:

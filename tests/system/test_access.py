@@ -81,6 +81,7 @@ NEEDS: dict[str, Permission | None] = {
     "GET S/tree": P.SANDBOX_OPERATE,
     "PUT S/tree": P.SANDBOX_OPERATE,
     "POST S/pause": P.SANDBOX_OPERATE,
+    "POST S/phase": P.SANDBOX_OPERATE,
     "POST S/resume": P.SANDBOX_OPERATE,
     "PATCH S": P.SANDBOX_OPERATE,
     "GET S/network": P.SANDBOX_READ,

@@ -355,6 +355,8 @@ async def test_whose_epoch_is_superseded_is_woken_by_an_explicit_resume_alone(
             ("POST", "/commands/run", {"argv": ["true"]}),
             ("GET", "/files?path=/etc/passwd", None),
             ("GET", "/processes", None),
+            ("PATCH", "", {"pids": 40}),
+            ("PUT", "/network", {"rules": {}}),
         ):
             answer = await plane.client.request(method, old + path, json=body)
             error = answer.json()["error"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -9,9 +10,15 @@ import anyio
 import anyio.abc
 import httpx
 import pytest
+from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
+from dsec.base.clock import SystemClock
+from dsec.base.errors import InvalidRequest
+from dsec.edge.streams import RawStream
+from dsec.kit.http import make_app
+from dsec.kit.table import row
 from dsec.main import protocol
 from dsec.main.listen import bind_tcp, serve, url_of
 
@@ -30,7 +37,7 @@ async def app(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 @asynccontextmanager
-async def server() -> AsyncIterator[str]:
+async def server(app: ASGIApp = app) -> AsyncIterator[str]:
     stop = anyio.Event()
     async with anyio.create_task_group() as group:
         listener = bind_tcp("127.0.0.1", 0)
@@ -82,6 +89,34 @@ async def test_large_bodies_and_ordinary_heads_are_not_concerned() -> None:
         for size in (0, 3_000_000, 10):
             sent = await client.post("/", content=b"x" * size, headers={"X": "a" * 60_000})
             assert sent.text == str(size)
+
+
+@pytest.mark.parametrize("sent", [[], [b"a part"]], ids=["nothing", "a part"])
+async def test_what_breaks_off_leaves_a_line_and_no_traceback(
+    sent: list[bytes], caplog: pytest.LogCaptureFixture
+) -> None:
+    @asynccontextmanager
+    async def source() -> AsyncIterator[tuple[dict[str, str], AsyncIterator[bytes]]]:
+        async def chunks() -> AsyncIterator[bytes]:
+            for chunk in sent:
+                yield chunk
+            raise InvalidRequest("tar_out /proc/self: Invalid argument")
+
+        yield {}, chunks()
+
+    async def read(_request: Request) -> RawStream:
+        return RawStream(source)
+
+    table = [row("GET", "/", read, None, None, bytes)]
+    async with server(make_app(table, SystemClock())) as url:
+        got = await answer_to(url, HEAD + b"X-Request-Id: mine\r\nConnection: close\r\n\r\n")
+    head, _, body = got.partition(b"\r\n\r\n")
+    status, said = (b"400", b"Invalid argument") if not sent else (b"200", b"a part")
+    assert (head.split()[1], said in body) == (status, True)
+    assert not body.endswith(b"0\r\n\r\n")
+    lines = [(r.levelname, r.getMessage()) for r in caplog.records if r.levelno > logging.INFO]
+    assert lines == ([("WARNING", "an answer broke off")] if sent else [])
+    assert not any(record.exc_info for record in caplog.records)
 
 
 async def test_a_head_has_a_deadline(monkeypatch: pytest.MonkeyPatch) -> None:

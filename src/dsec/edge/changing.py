@@ -15,6 +15,7 @@ import msgspec
 
 from dsec.base.errors import DsecError
 from dsec.edge.backends.interface import NetworkOf
+from dsec.edge.lifecycle import resting
 from dsec.edge.record import Changed, SandboxRecord, changeable
 from dsec.images import disk
 from dsec.kit.blocking import in_thread
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from dsec.edge.backends.interface import Backend
     from dsec.edge.lifecycle.journal import Journal
     from dsec.edge.lifecycle.owner import Owner
+    from dsec.edge.lifecycle.surroundings import Changing
 
 logger = logging.getLogger("dsec.edge.changing")
 
@@ -50,6 +52,23 @@ async def bring(
     except (DsecError, OSError):  # they hold all the same, and the next start sees to it again
         logger.exception("changed, but not noted", extra={"sandbox_id": record.id})
     return changed
+
+
+async def asked(owner: Owner, work: Changing) -> None:
+    """Change a sandbox for whoever asks, who may be of a job that others have taken over.
+
+    Raises:
+        SandboxGone: it is over. Conflict: it is held in its pause.
+        What `work` raises: nothing has changed.
+    """
+
+    async def unless_held(
+        backend: Backend, journal: Journal, record: SandboxRecord
+    ) -> SandboxRecord:
+        resting.check_wakes(record.id, owner.paused)  # now that it is its turn
+        return await work(backend, journal, record)
+
+    await owner.change(unless_held)
 
 
 async def settle(owner: Owner, changed: Changed, enter: Enter) -> None:

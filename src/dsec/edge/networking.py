@@ -68,7 +68,7 @@ async def change(owner: Owner, rules: dict[str, bool], services: Services) -> No
         network. Unsupported: its host has none for sandboxes, or knows no such service.
     """
     said = await check(rules, services)
-    await owner.change(partial(_change, rules, said))
+    await changing.asked(owner, partial(_change, rules, said))
 
 
 async def _change(

@@ -26,6 +26,7 @@ from dsec.edge.backends.interface import Backend
 from dsec.edge.file_rules import without_denied
 from dsec.edge.histories import TRAJECTORY, Histories
 from dsec.edge.images import Images, Packing, SnapshotFacts
+from dsec.edge.lifecycle import resting
 from dsec.edge.lifecycle.owner import Owner
 from dsec.edge.recording import Recording
 from dsec.images import disk
@@ -142,8 +143,9 @@ class Packer:
         """Pack as far as the sandbox is needed; inside, it runs again. One at a time per sandbox.
 
         Raises:
-            SandboxGone: it is over. Unsupported, StorageFull.
+            SandboxGone: it is over. Conflict: it is held in its pause. Unsupported, StorageFull.
         """
+        resting.check_wakes(owner.record.id, owner.paused)
         backend = self._backends[owner.record.spec.backend]
         async with self._turns.alone(owner.record.id):
             writable = writable_layer(backend, owner)
@@ -160,6 +162,7 @@ class Packer:
             await _while_it_lives(owner, packing.look)
             begun = self._clock.monotonic()
             async with owner.still():
+                resting.check_wakes(owner.record.id, owner.paused)  # it may be since the look
                 step = recording.steps
                 is_done = await packing.take()
             frozen_s += self._clock.monotonic() - begun

@@ -29,7 +29,7 @@ async def resize(owner: Owner, change: Resize) -> None:
         Unsupported: a part cannot be changed here. Conflict: it uses more memory than that.
         CapacityUnavailable, StorageFull: the node has no room for a disk of that size.
     """
-    await owner.change(partial(_resize, change))
+    await changing.asked(owner, partial(_resize, change))
 
 
 async def _resize(

@@ -28,7 +28,10 @@ Source = AbstractAsyncContextManager[tuple[Mapping[str, str], AsyncIterator[byte
 
 
 class RawStream(Response):
-    """Bytes as they come. A client that leaves ends the reading; a failure aborts the body."""
+    """Bytes as they come. A client that leaves ends the reading; a failure aborts the body.
+
+    The status waits for the first bytes, so that a failure before them has its own.
+    """
 
     def __init__(self, source: Callable[[], Source], media_type: str = OCTETS) -> None:
         super().__init__()
@@ -51,6 +54,7 @@ class RawStream(Response):
 
     async def _serve(self, send: Send) -> None:
         async with self._source() as (headers, chunks):
+            first = await anext(chunks, b"")
             listed = [(name.encode(), value.encode()) for name, value in headers.items()]
             await send(
                 {
@@ -59,6 +63,7 @@ class RawStream(Response):
                     "headers": [(b"content-type", self._kind.encode()), *listed],
                 }
             )
+            await send({"type": "http.response.body", "body": first, "more_body": True})
             async for chunk in chunks:
                 await send({"type": "http.response.body", "body": chunk, "more_body": True})
             await send({"type": "http.response.body", "body": b""})

@@ -408,6 +408,7 @@ class RequestContext:
             watched.status = watched.status or 499
         except Exception as exc:
             if watched.status:
+                _log_broken(exc)
                 raise  # the server aborts the connection: never a clean end of a broken body
             await _refuse(as_error(exc), scope, receive, watched)
         finally:
@@ -422,6 +423,13 @@ class RequestContext:
                     },
                 )
             log.request_id.reset(token)
+
+
+def _log_broken(exc: Exception) -> None:
+    """Say why an answer breaks off, if that was foreseen: what is a bug the server logs."""
+    if isinstance(exc, DsecError):
+        about = {"code": exc.code, "error": exc.message}
+        logger.warning("an answer broke off", extra=about)
 
 
 _NESTED = "dsec.request_context"

@@ -11,7 +11,7 @@ from pathlib import Path
 import anyio
 from starlette.types import ASGIApp
 
-from dsec.base.errors import Conflict, InvalidRequest
+from dsec.base.errors import Conflict, DsecError, InvalidRequest
 from dsec.kit.serving import private_socket, serve_until, server_config
 from dsec.main.protocol import BoundedProtocol
 
@@ -71,7 +71,13 @@ def url_of(listener: socket.socket) -> str:
 
 
 def _matters(record: logging.LogRecord) -> bool:
-    """Not what uvicorn says of a WebSocket that got an ordinary answer: that is a refusal."""
+    """Not what uvicorn says of a WebSocket that got an ordinary answer: that is a refusal.
+
+    Nor an error of ours in the middle of an answer, with its traceback: what is in a sandbox can
+    bring it about, and it has been logged (`RequestContext`).
+    """
+    if record.exc_info and isinstance(record.exc_info[1], DsecError):
+        return False
     return "without completing handshake" not in str(record.msg)
 
 

@@ -27,10 +27,10 @@ from dsec.edge.lifecycle.journal import Journal
 from dsec.edge.record import SandboxRecord
 from dsec.edge.service import EdgeService
 from dsec.trajectory.reader import read
-from dsec.wire.edge_v1 import CreateOnEdge
-from dsec.wire.sandbox import Pack
+from dsec.wire.edge_v1 import CreateOnEdge, PauseOrder
+from dsec.wire.sandbox import Fork, Pack
 from tests.unit.edge.node import Node, request
-from tests.unit.edge.packable import PackableBackend, PackableNode
+from tests.unit.edge.packable import PackableBackend, PackableNode, nothing
 
 S = SandboxState
 
@@ -115,6 +115,33 @@ async def test_a_paused_one_is_packed_without_waking_it(node: PackableNode) -> N
         await edge.pack(sandbox, Pack(name="s"), "")
         assert (await edge.get(sandbox)).state is S.PAUSED
         assert backend.frozen == {sandbox}
+
+
+@pytest.mark.parametrize("when", ["before", "meanwhile"])
+async def test_one_that_is_held_is_compared_and_not_packed(node: PackableNode, when: str) -> None:
+    fake = node.images.fake
+    async with node.edge(backends=[node.backend()]) as edge:
+        sandbox = await made(edge)
+
+        async def hold() -> None:
+            await edge.pause(sandbox, PauseOrder(held="somebody else has it"))
+
+        if when == "before":
+            await hold()
+        else:
+            fake.on_look = hold
+        with pytest.raises(Conflict, match="somebody else has it") as refused:
+            await edge.pack(sandbox, Pack(name="s"), "")
+        assert refused.value.details["kind"] == "held"
+        assert fake.steps == ([] if when == "before" else ["look"])
+        with pytest.raises(Conflict, match="somebody else has it"):
+            async with edge.fork(sandbox, Fork(count=1), "") as items:
+                assert [item async for item in items] == []
+        await edge.diff(sandbox)
+        assert (await edge.get(sandbox)).state is S.PAUSED
+        fake.on_look = nothing
+        await edge.resume(sandbox)
+        await edge.pack(sandbox, Pack(name="s"), "")
 
 
 async def test_one_at_a_time_for_one_sandbox(node: PackableNode) -> None:

@@ -17,7 +17,7 @@ from dsec.edge.lifecycle import resting
 from dsec.edge.lifecycle.owner import Owner
 from dsec.edge.service import EdgeService
 from dsec.wire.edge_v1 import PauseOrder
-from dsec.wire.sandbox import CommandSpec
+from dsec.wire.sandbox import CommandSpec, NetworkChange, Resize
 from tests.unit.edge.node import Node, request
 
 S = SandboxState
@@ -271,6 +271,27 @@ async def test_one_that_is_held_wakes_by_an_explicit_resume_alone(node: Node) ->
             assert (await edge.resume(sandbox)).state is S.RUNNING
             await edge.pause(sandbox)
             assert await run(await edge.owner(sandbox), "true") == 0
+
+
+async def test_one_that_is_held_is_looked_at_and_not_changed(node: Node) -> None:
+    async with node.host.running():
+        async with node.edge() as edge:
+            sandbox = (await made(edge, network=True)).record.id
+            await edge.pause(sandbox)
+            assert (await edge.resize(sandbox, Resize(pids=40))).limits.pids == 40  # not held
+            await edge.pause(sandbox, HELD)
+        async with node.edge() as edge:  # which makes what was changed hold, held or not
+            assert (await edge.get(sandbox)).limits.pids == 40
+            with pytest.raises(Conflict, match=HELD.held):
+                await edge.resize(sandbox, Resize(pids=50))
+            with pytest.raises(Conflict, match=HELD.held):
+                await edge.set_network(sandbox, NetworkChange(rules={}))
+            assert (await edge.usage(sandbox)).pids >= 0
+            await edge.network(sandbox)
+            view = await edge.get(sandbox)
+            assert (view.state, view.limits.pids) == (S.PAUSED, 40)
+            await edge.resume(sandbox)
+            assert (await edge.resize(sandbox, Resize(pids=50))).limits.pids == 50
 
 
 async def test_one_that_is_held_at_length_is_held_after_a_restart(node: Node) -> None:

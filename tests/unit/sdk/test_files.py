@@ -199,8 +199,9 @@ async def test_trees_go_up_and_come_down(
 async def test_a_download_that_breaks_off_is_an_error(
     platform: FakePlatform, box: Sandbox, tmp_path: Path
 ) -> None:
-    platform.sandbox("GET", "/tree", Reply(200, [b"x" * 100], broken=True))
-    with pytest.raises(Unavailable):
+    named = {"x-request-id": "r1"}
+    platform.sandbox("GET", "/tree", Reply(200, [b"x" * 100], named, broken=True))
+    with pytest.raises(Unavailable, match=r"trajectory.* log of request r1"):
         await box.files.download_tree("/w", tmp_path)
     platform.sandbox("GET", "/tree", Reply(200, [b"x" * 1024]))
     with pytest.raises(Unavailable, match="tar"):

@@ -151,8 +151,9 @@ class ResponseStream(EventStream[bytes]):
         try:
             return await self._response.receive(self._patience.wait_s())
         except ConnectionFailed as exc:
+            request = self._response.headers.get("x-request-id", "")
             await self.aclose()
-            raise Unavailable(f"the stream broke off: {exc}") from exc
+            raise Unavailable(_broken(exc, request), request_id=request) from exc
 
     @override
     async def aclose(self) -> None:
@@ -161,6 +162,11 @@ class ResponseStream(EventStream[bytes]):
         response, self._response = self._response, None
         if response is not None:
             await response.aclose()
+
+
+def _broken(exc: ConnectionFailed, request: str) -> str:
+    where = f", the server's log of request {request}" if request else ""
+    return f"the stream broke off: {exc}; the sandbox's trajectory{where} may say why"
 
 
 class Watch(EventStream[WatchEvent]):

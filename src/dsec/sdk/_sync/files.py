@@ -154,8 +154,9 @@ class ResponseStream(EventStream[bytes]):
         try:
             return self._response.receive(self._patience.wait_s())
         except ConnectionFailed as exc:
+            request = self._response.headers.get("x-request-id", "")
             self.close()
-            raise Unavailable(f"the stream broke off: {exc}") from exc
+            raise Unavailable(_broken(exc, request), request_id=request) from exc
 
     @override
     def close(self) -> None:
@@ -164,6 +165,11 @@ class ResponseStream(EventStream[bytes]):
         response, self._response = self._response, None
         if response is not None:
             response.close()
+
+
+def _broken(exc: ConnectionFailed, request: str) -> str:
+    where = f", the server's log of request {request}" if request else ""
+    return f"the stream broke off: {exc}; the sandbox's trajectory{where} may say why"
 
 
 class Watch(EventStream[WatchEvent]):

@@ -4,6 +4,7 @@ use super::{Answer, Channel, Entries, Request, Stop};
 use crate::serve::proto::{pack, Refusal};
 use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, Stat};
 use rustix::io::Errno;
+use std::cell::Cell;
 use std::collections::HashMap;
 use std::ffi::OsStr;
 use std::fs::File;
@@ -13,13 +14,20 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use tar::{Builder, EntryType, Header};
 
-/// The archive as DATA.
-struct Outgoing<'a>(&'a Channel);
+/// The archive as DATA. Once it has failed nothing more goes out: neither what was still to go, nor
+/// the end that dropping a `Builder` writes, which would have a part pass for all of it.
+struct Outgoing<'a> {
+    channel: &'a Channel,
+    failed: &'a Cell<bool>,
+}
 
 impl Write for Outgoing<'_> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if self.failed.get() {
+            return Ok(bytes.len());
+        }
         let part = bytes.get(..bytes.len().min(128 * 1024)).unwrap_or(&[]);
-        self.0.data(part)?;
+        self.channel.data(part)?;
         Ok(part.len())
     }
 
@@ -144,12 +152,17 @@ impl Packer<'_> {
 pub(super) fn tar_out(request: &Request, channel: &Channel) -> Answer {
     let path = request.path();
     let shown = path.as_os_str().as_bytes();
-    let fail = |e: io::Error| match e.raw_os_error() {
-        Some(libc::EPIPE) => Stop::Abandoned,
-        _ => Refusal::file("tar_out", shown, &e).into(),
+    let failed = Cell::new(false);
+    let fail = |e: io::Error| {
+        failed.set(true);
+        match e.raw_os_error() {
+            Some(libc::EPIPE) => Stop::Abandoned,
+            _ => Refusal::file("tar_out", shown, &e).into(),
+        }
     };
     let meta = path.metadata().map_err(fail)?;
-    let out = Builder::new(BufWriter::with_capacity(128 * 1024, Outgoing(channel)));
+    let outgoing = Outgoing { channel, failed: &failed };
+    let out = Builder::new(BufWriter::with_capacity(128 * 1024, outgoing));
     let mut packer = Packer { out, entries: 0, links: HashMap::new() };
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     if meta.is_dir() {
